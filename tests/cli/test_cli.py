@@ -747,7 +747,10 @@ def test_evaluate_refuses_a_map_of_unknown_labels(
         message = refused("evaluate", model, path, option, path)
         assert f"{option} applies only to phenotyping models, and {model}" in message
     out, err = run("evaluate", model, path, "--map", "Medicine=Drug", "--json")
-    assert err == "note: the model has no Time: left out (--map renames labels)\n"
+    assert (
+        err
+        == "note: left out Time, which the model does not have (--map renames labels)\n"
+    )
     assert json.loads(out)["not_scored"]["unknown"] == ["Time"]
 
 

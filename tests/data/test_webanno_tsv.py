@@ -259,7 +259,7 @@ def test_the_only_layer_in_use_holds_the_mentions(file: File) -> None:
             ["#Text=rush", "1-1\t0-4\trash\t_\t"],
             "f.txt:6: .* offsets must count UTF-16",
         ),
-        (["#Text=a", "1-1\t900000000-900000001\ta\t_\t"], "f.txt:6: .* is far away"),
+        (["#Text=a", "1-1\t900000000-900000001\ta\t_\t"], "f.txt:6: .* is far from it"),
         (
             ["#Text=a", "1-1\t0-1\ta\t_\t", "#Text=b"],
             "f.txt:7: .* before the empty line that ends the previous",

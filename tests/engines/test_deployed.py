@@ -89,7 +89,7 @@ def test_the_engine_waits_for_enough_sites_and_reports_it_and_may_give_up(
         TrainingError, match=r"a, c did not answer task '@begin' within 3.. seconds"
     ):
         engine.sum("count")
-    assert "'@begin': waiting for a, c, 1 have answered" in {
+    assert "'@begin': waiting for a, c; answers so far: 1" in {
         event.text for event in events
     }
     assert 300 <= net.now < 320

@@ -123,7 +123,7 @@ def test_each_fault_has_the_documented_kind_of_event(tmp_path: Path) -> None:
         )
     waits = faults.run("crash", "training", 3, tmp_path / "waits").events
     texts = {event.text for event in waits if event.kind == "waiting"}
-    assert texts == {"'train': waiting for b, 2 have answered"}
+    assert texts == {"'train': waiting for b; answers so far: 2"}
 
 
 def test_the_same_fault_gives_the_same_result(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_every_model_of_a_run_has_a_card_with_the_scores_of_the_run(run: Path) -
     assert f"| Strict | f1 | {100 * site_scores['strict']['f1']:.1f} |" in text
     total = summary["conditions"]["federated"]["examples"]
     assert total <= 3 * 30
-    assert f"Trained on {total} examples of all sites together" in text
+    assert f"Trained on {total} examples from all sites" in text
     assert json.loads((run / "job.json").read_text())["fingerprint"] in text
     assert "fedner" in text
     assert "Seed 2;" in text
@@ -121,11 +121,11 @@ def test_sums_and_means_are_not_shown_for_two_sites(
         (model / "tagger.json").write_bytes(source.read_bytes())
         text = render_card(model)
         site_f1 = f"| {100 * first[1]['federated']['strict']['f1']:.1f} |"
-        assert ("examples of all sites together" in text) == (len(sites) == 3)
+        assert ("examples from all sites" in text) == (len(sites) == 3)
         assert (mean in text.replace(site_f1, "")) == (
             len(sites) == 3 and mean != site_f1
         )
-        assert ("mean of the sites" in text) == (len(sites) == 3)
+        assert ("mean over the sites" in text) == (len(sites) == 3)
 
 
 def test_a_real_site_writes_its_card_from_its_own_facts(
@@ -236,7 +236,7 @@ def test_a_model_outside_its_run_has_a_card(run: Path, tmp_path: Path) -> None:
         (tmp_path / "model" / name).write_bytes((source / name).read_bytes())
     text = render_card(tmp_path / "model")
     assert "model-index" not in parse_head(text)
-    assert "No scores are known here" in text
+    assert "No scores are stored with this model" in text
     assert "The scores hold" not in text
     with pytest.raises(ModelError, match="no model here"):
         render_card(tmp_path)
@@ -259,14 +259,14 @@ def test_the_card_of_a_federated_model_shows_the_audit_of_its_run(run: Path) -> 
         alone = render_card(next(run.glob("alone/*/sites/*/model")))
     finally:
         (run / AUDIT).unlink()
-    attack_result = (
-        "it finds 50.0 % (25.0 to 75.0 %) of what is there at 1 % false alarms."
-    )
+    attack_result = "it identifies 50.0 % (25.0 to 75.0 %) of the items in the notes, at a false-alarm rate of 1 %."
     assert f"- Attack on one site's notes, words \\| a: {attack_result}" in text
-    guessing = "Guessing finds 1.0 %, and the attack without any defence"
+    guessing = "Guessing identifies 1.0 %, and the attack without any defence"
     assert f"{guessing} 100.0 %.\n" in text
     assert f"{guessing} 20.0 %. The attack is too weak to prove anything.\n" in text
     assert "none here" not in text
-    assert "success alone: it finds 50.0 % of what" in text
-    assert "Guessing finds 0.0 %. The attack is too weak to prove anything.\n" in text
-    assert "false alarms" not in alone
+    assert "success alone: it identifies 50.0 % of the items" in text
+    assert (
+        "Guessing identifies 0.0 %. The attack is too weak to prove anything.\n" in text
+    )
+    assert "false-alarm rate" not in alone

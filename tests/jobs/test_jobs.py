@@ -581,7 +581,7 @@ def test_the_reference_lists_every_key_in_the_section_of_its_table() -> None:
 def test_the_reference_has_every_field_that_a_job_may_set() -> None:
     assert documented_keys("top") == {field.name for field in fields(TopConfig)}
     for name in methods.list_method_names():
-        heading = f"[training] of {name}"
+        heading = f"[training] for {name}"
         (of_method,) = (table for table in list_tables() if table.heading == heading)
         in_class = {
             field.name for field in fields(methods.find_method(name).config_class)

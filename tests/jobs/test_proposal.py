@@ -423,7 +423,7 @@ def test_one_remark_names_the_rare_types_of_all_sites() -> None:
     sites = {name: {"Drug": 50, f"Rare{name}": 3} for name in "abcde"}
     remarks = propose(facts_of(sites), Choices(), has_minilm=True).remarks
     assert [each for each in remarks if "fewer than 10 mentions" in each] == [
-        "fewer than 10 mentions, from which a model hardly learns a type: a of Rarea; "
+        "fewer than 10 mentions, too few for a model to learn a type: a of Rarea; "
         "b of Rareb; c of Rarec; and 2 more"
     ]
 

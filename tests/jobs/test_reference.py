@@ -147,7 +147,7 @@ def documented_model(method: str, preset: str, kind: str) -> dict[str, Any]:
         label = f'{method}, preset "{preset}"'
     else:
         label = f'preset "{preset}"'
-    heading = f'[model] kind = "{kind}"' if kind else f"[model] of {method}"
+    heading = f'[model] with kind = "{kind}"' if kind else f"[model] for {method}"
     values = {}
     for table in all_tables():
         name, _, remainder = table.heading.partition("]")
@@ -165,7 +165,7 @@ def documented_model(method: str, preset: str, kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("method", "preset"), PRESETS)
 def test_training_defaults_are_the_effective_ones(method: str, preset: str) -> None:
-    documented = documented_values(f"[training] of {method}", f'preset "{preset}"')
+    documented = documented_values(f"[training] for {method}", f'preset "{preset}"')
     assert documented == training_values(minimal_job(method, preset))
 
 
@@ -176,7 +176,7 @@ def test_training_defaults_with_differential_privacy_are_the_effective_ones(
     privacy = {"noise": 1.0, "counts": 1.0 if method == "phenotype" else 0.0}
     kind = "token-classifier" if method == "distill" else ""
     job = minimal_job(method, "best", kind, privacy=privacy)
-    documented = documented_values(f"[training] of {method}", "with [privacy]")
+    documented = documented_values(f"[training] for {method}", "with [privacy]")
     assert documented == training_values(job)
 
 
@@ -209,7 +209,9 @@ def test_the_defaults_of_each_tagger_are_the_effective_ones(tagger: str) -> None
     model = {"tagger": tagger, "hashed_words": 8}
     table = {"method": "fedner", "model": model, "synthetic": {}}
     config = parse_job(table, "j", Path(), "j.toml").config.model
-    documented = documented_values('[model] kind = "tagger"', f'tagger = "{tagger}"')
+    documented = documented_values(
+        '[model] with kind = "tagger"', f'tagger = "{tagger}"'
+    )
     del documented["kind"]
     assert documented | model == flatten(config)
 
@@ -230,13 +232,13 @@ def test_defaults_of_the_federation_are_the_effective_ones() -> None:
 
 def test_defaults_of_a_site_are_the_effective_ones() -> None:
     site = minimal_job("finetune", "best").sites["a"]
-    documented = documented_values("[sites.NAME] of methods that read documents")
+    documented = documented_values("[sites.NAME] for methods that read documents")
     assert documented | {"path": "x"} == flatten(site)
 
 
 def test_defaults_outside_tables_are_the_effective_ones() -> None:
     job = minimal_job("finetune", "best")
-    documented = documented_values("at the top, before any table")
+    documented = documented_values("Keys before the first table")
     assert documented["preset"] == "best"
     assert (documented["seed"], documented["threads"]) == (job.seed, job.threads)
     assert documented["conditions"] == list(job.conditions)
@@ -247,7 +249,7 @@ def test_defaults_of_concepts_are_the_effective_ones(preset: str) -> None:
     needs_app("phenotyping")
     tables: Any = minimal_job("phenotype", preset).kind_tables
     documented = documented_values(
-        "[concepts] of patients", f'preset "{preset}" of phenotype', "with [synthetic]"
+        "[concepts] for patients", f'preset "{preset}" of phenotype', "with [synthetic]"
     )
     assert documented == flatten(tables.features)
 
@@ -280,7 +282,7 @@ def built_in(
 
 def test_a_built_in_job_has_the_documented_training_defaults(built_in: BuiltIn) -> None:
     labels = ["with [privacy]"] if "privacy" in built_in.table else []
-    heading = f"[training] of {built_in.job.method}"
+    heading = f"[training] for {built_in.job.method}"
     documented = documented_values(heading, *labels, f'preset "{built_in.preset}"')
     values = training_values(built_in.job)
     job_values = built_in.table.get("training", {})
@@ -294,7 +296,7 @@ def test_a_built_in_job_has_the_documented_model_defaults(built_in: BuiltIn) -> 
     config = built_in.job.config.model
     if "tagger" in job_values:
         # A light tagger of the job's own starts from its own defaults.
-        heading = '[model] kind = "tagger"'
+        heading = '[model] with kind = "tagger"'
         documented = documented_values(heading, f'tagger = "{job_values["tagger"]}"')
     else:
         kind = getattr(config, "kind", "")
@@ -471,14 +473,14 @@ def test_all_rows_of_a_table_of_the_page_have_the_same_columns() -> None:
 
 def test_a_row_of_the_page_has_type_default_and_other_defaults() -> None:
     (row,) = [
-        line for line in page_section("[training] of finetune") if "| `cycles`" in line
+        line for line in page_section("[training] for finetune") if "| `cycles`" in line
     ]
     start = '| `cycles` | whole number, at least 1 | `24` | `6`: preset "paper" | '
     assert row.startswith(start)
 
 
 def test_the_text_has_type_default_other_defaults_and_meaning() -> None:
-    section = format_tables("training").split("[training] of finetune\n")[1]
+    section = format_tables("training").split("[training] for finetune\n")[1]
     lines = section.splitlines()
     start = lines.index("  cycles = 24  (whole number, at least 1)")
     assert lines[start + 1] == '      6: preset "paper"'
@@ -486,13 +488,13 @@ def test_the_text_has_type_default_other_defaults_and_meaning() -> None:
 
 
 def test_the_text_has_the_values_of_each_architecture() -> None:
-    section = format_tables("model").split('[model] kind = "tagger"\n')[1]
+    section = format_tables("model").split('[model] with kind = "tagger"\n')[1]
     assert '  tagger = "elmoner"  (text)' in section
     widths = json.dumps(TAGGERS["gram-cnn"].cnn_widths)
     assert f'{widths}: tagger = "gram-cnn"' in section
 
 
 def test_method_is_the_only_required_key() -> None:
-    keys = find_table("at the top, before any table").keys
+    keys = find_table("Keys before the first table").keys
     assert [key.name for key in keys if key.default is MISSING] == ["method"]
     assert "  method = (required)  (text)" in format_tables("top")

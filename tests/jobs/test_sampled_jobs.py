@@ -224,7 +224,7 @@ def test_sites_that_were_not_drawn_are_not_reported_as_absent(
 @pytest.mark.parametrize(
     ("drawn", "changes", "message"),
     [
-        (5, {}, "fewer sites than all are drawn for a round, and the job has 5"),
+        (5, {}, "must be lower than the number of sites, 5"),
         (9, {}, "and the job has 5"),
         (
             2,

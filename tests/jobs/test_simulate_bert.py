@@ -125,9 +125,9 @@ def test_a_personal_run_also_shows_the_mix_of_two_own_models(
         < 0.1 * result.conditions["federated"]["bytes_up"]
     )
     titles = [str(table.title) for table in make_result_tables(result)]
-    assert titles[-1].startswith("federated against the mix of two own models")
+    assert titles[-1].startswith("federated against a mix of each site's own models")
     page = write_report(out).read_text("utf-8")
-    assert "Compared with the mix of two own models" in page
+    assert "Compared with a mix of each site's own models" in page
     unshared = personal(
         bert,
         conditions=["own-mix", "federated"],

@@ -547,7 +547,7 @@ def test_annotated_types_that_tags_omits_are_left_out_or_refused(
     (tmp_path / "ade.conll").write_text(lines.replace("B-Drug", "O"))
     both_types, tags = {"path": "both.conll"}, {"types": ["Drug"]}
     notes = load_with_tags(tmp_path, tags, both=both_types).remarks
-    assert "both: annotates ADE, which [tags] types lacks: left out" in notes
+    assert "both: left out ADE, which [tags] types does not contain" in notes
     with pytest.raises(
         ConfigError, match=r"'ade' annotates ADE; \[tags\] types has Drug"
     ):

@@ -173,10 +173,10 @@ def simulate(
         list[str] | None, typer.Option(metavar=SEEDS, help=SEEDS_HELP)
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume an interrupted run.")
+        bool, typer.Option("--resume", help="Resume an interrupted command.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the output of an earlier call.")
+        bool, typer.Option("--overwrite", help="Replace existing output.")
     ] = False,
     track: Track = None,
     device: Device = "cpu",
@@ -184,8 +184,9 @@ def simulate(
         str,
         typer.Option(
             metavar="N|auto",
-            help="Number of processes that compute at the same time; auto uses free "
-            "cores if the first condition shows that the others will take long.",
+            help="Number of processes that train at the same time; auto uses the free "
+            "cores if the condition that is trained first shows that the others will "
+            "take long.",
         ),
     ] = "auto",
     cluster: Annotated[
@@ -203,8 +204,8 @@ def simulate(
 
     The job runs on this machine, or with --cluster on a Ray cluster. With --seeds, run
     the job once per seed, in OUT/seed-1, OUT/seed-2 and so on, and show the mean and
-    standard deviation of the scores. With --workers, several processes compute for
-    different sites. Results are bit-identical with any number of workers.
+    standard deviation of the scores. With --workers, several processes train different
+    sites at the same time. Results are bit-identical with any number of workers.
     """
     from fednotes import api
     from fednotes.cli.display import RichDisplay
@@ -390,10 +391,10 @@ def predict(
     ] = 0,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Resume an interrupted run."),
+        typer.Option("--resume", help="Resume an interrupted command."),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the output of an earlier call.")
+        bool, typer.Option("--overwrite", help="Replace existing output.")
     ] = False,
     threshold: Annotated[
         float,
@@ -421,12 +422,12 @@ def predict(
     """Find mentions in text, or predict phenotypes of patients.
 
     Mentions are written as jsonl, csv (a row for each mention), parquet, omop (NOTE_NLP
-    as CSV), omop-parquet, brat or conll, phenotypes as jsonl or csv. With --shard, or
-    with a database as --out, --resume continues an interrupted command. PATH is a table
-    of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or .zst; MIMIC,
-    OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a folder of
-    these. It can also be a database: a URL without a password, or env:NAME for an
-    environment variable that holds the URL.
+    as CSV), omop-parquet, brat or conll. Phenotypes are written as jsonl or csv. With
+    --shard, or with a database as --out, --resume continues an interrupted command.
+    PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or
+    .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a
+    folder of these. It can also be a database: a URL without a password, or env:NAME
+    for an environment variable that holds the URL.
     """
     with _importing_fast():
         from fednotes.jobs.predict import predict as run

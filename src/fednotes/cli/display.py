@@ -67,9 +67,9 @@ UNPAIRED = (
     "no p: an unpaired interval, because the two models were not "
     "compared on the same test documents"
 )
-OWN_MIX_WORDS = "the mix of two own models"
+OWN_MIX_WORDS = "a mix of each site's own models"
 ONE_TO_ONE = (
-    "any overlap: a mention is right if it overlaps one of the same "
+    "any overlap: a mention is correct if it overlaps one of the same "
     "type, so one long mention can match several; one to one: each "
     "mention is in at most one pair"
 )
@@ -892,8 +892,8 @@ def make_audit_table(audit: Audit) -> Table:
             cells = [success, format_number(leak.control), format_number(leak.chance)]
         table.add_row(Text(leak.attack), *cells, Text(remark))
     table.caption = (
-        "success: fraction of the items present that the attack names, at a "
-        "false-alarm rate of 1 %; all numbers in percent, with 95 % intervals"
+        "in percent, with 95 % intervals; success: share of the items in the notes "
+        "that the attack identifies, at a false-alarm rate of 1 %"
     )
     return table
 

@@ -44,8 +44,8 @@ def doctor(
     List likely causes by importance, each with its evidence and settings to try. For a
     job that has not run yet, read its data and show the problems to expect. Show only
     counts and scores, never text. The key that sets the length of training depends on
-    the method: training.cycles of finetune, personal and pretrain, training.epochs of
-    fedner, training.rounds of distill.
+    the method: training.cycles for finetune, personal and pretrain; training.epochs for
+    fedner; training.rounds for distill.
     """
     from fednotes.jobs.diagnosis import diagnose
 

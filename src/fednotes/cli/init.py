@@ -52,7 +52,7 @@ def init(
     ],
     out: Annotated[Path, typer.Option(help="Job file to write.")] = _JOB,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the output of an earlier call.")
+        bool, typer.Option("--overwrite", help="Replace existing output.")
     ] = False,
     method: Annotated[
         str,
@@ -76,7 +76,7 @@ def init(
             "--sites",
             OldName("--silos"),
             min=0,
-            help="Number of simulated sites; 0 proposes one.",
+            help="Number of simulated sites; 0 lets the command propose a number.",
         ),
     ] = 0,
     interactive: Annotated[
@@ -93,8 +93,8 @@ def init(
     """Write a first job file for the notes of several sites.
 
     Count what the notes contain, without showing text, and propose names of entity
-    types, a method and a model, each with its reason. If a folder contains a folder for
-    each site, these become the sites; a single corpus is divided among simulated sites.
+    types, a method and a model, with a reason for each. A folder that contains one
+    folder per site gives these sites; a single corpus is divided among simulated sites.
     """
     from fednotes.cli.display import make_facts_tables
     from fednotes.jobs.proposal import (

@@ -133,7 +133,8 @@ OmopOption = Annotated[
     str,
     typer.Option(
         metavar="[SCHEMA.]TABLE",
-        help="OMOP table of notes, if PATH is a database's address; note by default.",
+        help="OMOP table of notes, if PATH is a database's address; by default, the "
+        "table note.",
     ),
 ]
 Labels = Annotated[Path | None, typer.Option(help="Table of patient labels.")]
@@ -159,7 +160,7 @@ AsPage = Annotated[
 Notes = Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random choices.")]
 SEEDS = "N|N-M"
-SEEDS_HELP = "Run once with this seed, or with each of a range; may be repeated."
+SEEDS_HELP = "Run once with this seed, or with each seed of a range; may be repeated."
 Port = Annotated[
     int,
     typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port."),

@@ -147,7 +147,7 @@ _CAUSES = (
     _Cause(
         "25006",
         "readonly database",
-        "the connection may only read, and the query writes",
+        "the connection is read-only, but the query writes",
         "give a query that only reads",
     ),
     _Cause(

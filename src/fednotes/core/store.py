@@ -54,7 +54,7 @@ def replace_file(
         exact: Whether to ignore the umask.
 
     Raises:
-        OSError: The disk refuses; the caller should word the message.
+        OSError: Writing to disk failed; the caller should word the message.
     """
     with replacing(path, mode=mode, exact=exact) as file:
         file.write(data)
@@ -74,7 +74,7 @@ def replacing(
         exact: Whether to ignore the umask.
 
     Raises:
-        OSError: The disk refuses; the caller should word the message.
+        OSError: Writing to disk failed; the caller should word the message.
     """
 
     def create(name: str, flags: int) -> int:

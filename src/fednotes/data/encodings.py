@@ -290,7 +290,8 @@ def choose_codec_of_stream(
     whether it is UTF-8.
 
     Args:
-        file: The file, positioned after `head`; in that case it is read to its end.
+        file: The file, positioned after `head`. It is read to its end only if the user
+            named an encoding that contains ASCII.
         head: The file's first `HEAD` bytes, or all of them.
         user_encoding: The user-specified encoding, or "auto".
 

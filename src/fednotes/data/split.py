@@ -24,6 +24,7 @@ import numpy as np
 from fednotes.core.errors import ConfigError, DataError, suggest_name
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, Offsets, SiteData, Span, TagSet
+from fednotes.core.wording import format_count
 from fednotes.data.stats import find_overlapping_forms, normalise_span
 from fednotes.data.text import merge_overlapping, normalise, split_sentences
 
@@ -155,8 +156,8 @@ def split_documents(
             remedy = "give more data"
         raise DataError(
             f"cannot split {len(items)} documents by {by} into {len(shares)} parts: "
-            f"they form only {len(groups)} group(s) with no sentence in common; "
-            f"{remedy}"
+            f"they form only {format_count(len(groups), 'group')} with no sentence in "
+            f"common; {remedy}"
         )
 
     parts: dict[str, tuple[Document, ...]] = dict.fromkeys(fractions, ())

@@ -419,8 +419,8 @@ def generate(
     if num_sites < 1 or sentences_per_site < 1 or not 0 <= noise < 1:
         raise ConfigError(
             "synthetic corpora need one site or more, a sentence or more for each and "
-            f"0 <= noise < 1, not {num_sites} site(s) with {sentences_per_site} "
-            f"sentences, {noise}"
+            f"0 <= noise < 1, not sites = {num_sites}, "
+            f"sentences = {sentences_per_site}, noise = {noise}"
         )
     lexicon = _draw_lexicon(seed)
     used: dict[str, str] = {}

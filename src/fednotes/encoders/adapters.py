@@ -368,7 +368,7 @@ def find_linears(
         is_usable = bool(found)
     else:
         found = [m for name, m in linears.items() if name.rsplit(".", 1)[-1] in CHANGED]
-        problem = "no query and value projections of one size"
+        problem = "no query and value projections of equal size"
         is_usable = len({tuple(m.weight.shape) for m in found}) == 1
     if is_usable:
         return found

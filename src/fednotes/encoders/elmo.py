@@ -67,7 +67,8 @@ def find_files(directory: Path) -> tuple[Path, Path] | None:
         return None
     if len(options) != 1 or len(weights) != 1:
         raise ModelError(
-            f"{directory}: ELMo needs one file …options.json and one …weights.hdf5, "
+            f"{directory}: ELMo needs one file named …options.json and one named "
+            "…weights.hdf5, "
             f"but there are {len(options)} and {len(weights)}"
         )
     return options[0], weights[0]

@@ -302,7 +302,7 @@ def _return_logits(logits: Tensor) -> Tensor:
 
 @checked(frozen=True)
 class LanguageModelConfig:
-    """A language model that is pre-trained.
+    """The language model to pre-train.
 
     Attributes:
         encoder: "minilm" or a Hugging Face directory: BERT, RoBERTa, DistilBERT or

@@ -691,7 +691,7 @@ class OpenedSums:
 
         Raises:
             RefusedError: The sum was opened over other sites before.
-            FednotesError: The disk refuses.
+            FednotesError: Writing to disk failed.
         """
         self.require(question, survivors)
         if question in self._survivors:
@@ -705,7 +705,7 @@ class OpenedSums:
         """Forget all questions, because the site's own files were damaged.
 
         Raises:
-            FednotesError: The disk refuses.
+            FednotesError: Writing to disk failed.
         """
         _append(self._path, LOST, "what it opened")
         self._survivors = {}
@@ -773,7 +773,7 @@ class OpeningRecord:
         """Record a sum that is about to be opened.
 
         Raises:
-            FednotesError: The disk refuses.
+            FednotesError: Writing to disk failed.
         """
         if self.has(request, sites):
             return

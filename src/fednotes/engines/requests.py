@@ -336,8 +336,8 @@ class Participants:
                 "checkpoint"
             )
         text = (
-            f"{request.task!r}: waiting for {missing}, {len(answers.replies)} have "
-            "answered"
+            f"{request.task!r}: waiting for {missing}; answers so far: "
+            f"{len(answers.replies)}"
         )
         self.notify(Event("waiting", request.number, text))
 

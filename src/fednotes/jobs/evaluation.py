@@ -41,7 +41,10 @@ class Evaluation:
         """Yield one line for each thing that was not scored."""
         if self.unknown:
             names = ", ".join(self.unknown)
-            yield (f"the model has no {names}: left out (`label_map` renames labels)")
+            yield (
+                f"left out {names}, which the model does not have (`label_map` renames "
+                "labels)"
+            )
         if self.not_annotated:
             names = ", ".join(self.not_annotated)
             yield (

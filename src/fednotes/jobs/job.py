@@ -85,8 +85,8 @@ class SiteConfig:
         where: Keeps only documents whose metadata has this value, such as "genre=nw";
             empty keeps all.
         share: Part of `path` that the site gets, for sites that divide one corpus:
-            "2/3" is the second of three random, disjoint parts. It is drawn after
-            `where`, by `split` and the job's seed.
+            "2/3" is the second of three random, disjoint parts. It is drawn with the
+            job's seed, after `where` is applied, and divides no unit of `split`.
         types: Entity types to keep, under the names that `label_map` gives them; empty
             keeps all. Set it if the files annotate more types than the model is to
             learn.
@@ -103,9 +103,9 @@ class SiteConfig:
         test_fraction: Fraction of the sentences of `path` to hold out for testing.
         fraction: Fraction of the training sentences to use. Lower it to measure how a
             result depends on the amount of data.
-        mask_overlap: Fraction to mask in training of the mention texts that also occur
-            at another site (`data/split.py`). Set it to make the sites' data differ
-            more in an experiment.
+        mask_overlap: Fraction of the shared mention texts to mask in training; a text
+            is shared if it also occurs as a mention at another site (`data/split.py`).
+            Set it to make the sites' data differ more in an experiment.
         max_sentences: Maximum number of training sentences, chosen at random; 0 uses
             all.
         max_valid_sentences: Maximum number of validation sentences, chosen at random; 0
@@ -113,9 +113,10 @@ class SiteConfig:
         max_test_sentences: Maximum number of test sentences, chosen at random; 0 uses
             all.
         flatten: What happens to overlapping and discontinuous mentions: "outermost"
-            keeps the longest of overlapping mentions, and makes a discontinuous one the
-            whole stretch from its first to its last fragment; "first_fragment" keeps
-            the first fragment of a discontinuous one instead; "drop" drops them all.
+            keeps the longest of overlapping mentions, and extends a discontinuous one
+            over the whole stretch from its first to its last fragment; "first_fragment"
+            does the same, but keeps only the first fragment of a discontinuous one;
+            "drop" leaves out all of them.
         hold_out: Fraction of the training sentences to hold out for validation if the
             other keys leave no validation data. They are taken after the split, so the
             test data stay the same.
@@ -226,15 +227,16 @@ class NotesConfig:
             as "cp1252"; "auto" refuses such files.
         valid_fraction: Fraction of the patients to hold out for validation, drawn with
             the job's seed; at least one patient if there are two or more.
-        max_notes: Maximum number of training notes; 0 uses all. Notes with the lowest
-            hash of seed, patient and note are kept, so a smaller limit keeps a subset
-            of the notes of a larger one. With [silos], it limits the notes that all
-            simulated sites together get from this table.
+        max_notes: Maximum number of training notes; 0 uses all. The notes with the
+            lowest hashes of seed, patient and note are kept, so a smaller limit keeps a
+            subset of the notes of a larger one. With [silos], it limits the notes that
+            all simulated sites together get from this table.
         query: If `path` is the address of a database: a SELECT that returns the columns
             of a table of notes, including the notes' ids. An address is a URL without a
             password, or "env:NAME" for an environment variable that holds one.
         omop: If `path` is the address of a database: its NOTE table in the OMOP common
-            data model, such as "cdm.note"; "note" if `query` is empty too.
+            data model, such as "cdm.note". If both this key and `query` are empty, the
+            table is "note".
         exclude: Annotated corpora; a note that shares a sentence with one of them is
             left out (`data/overlap.py`). Name the corpora on which the pre-trained
             model will be tested.
@@ -380,7 +382,7 @@ class FederationConfig:
         knock_every: Seconds between two attempts to reach an absent site. Lower it if
             sites are often absent for a short time.
         checkpoint_seconds: Maximum seconds between two checkpoints. Lower it if a
-            restart should repeat less work, raise it if checkpoints are large.
+            restart should repeat less work; raise it if checkpoints are large.
         max_norm: Maximum L2 norm of an update over all of its floating-point tensors;
             larger updates are left out. 0 disables the limit. Set it to limit the
             influence of a single site.
@@ -419,7 +421,7 @@ class ConfigTable:
     """Describe a table of a job file that is read into a class.
 
     Attributes:
-        heading: Heading in the key reference, such as "[concepts] of patients".
+        heading: Heading in the key reference, such as "[concepts] for patients".
         config: The class whose fields are the keys of the table.
         elsewhere: Defaults that differ from those of the class, by the case in which
             they apply.

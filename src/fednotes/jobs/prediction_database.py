@@ -324,6 +324,6 @@ def _choose_progress(
         return None
     state = "complete" if progress.is_complete else "interrupted"
     raise ParameterError(
-        f"{where}: has {state} predictions of fednotes: set `resume` to continue them, "
+        f"{where}: has {state} predictions by fednotes: set `resume` to continue them, "
         f"name another `out_table`, or delete their row of {PROGRESS_TABLE}"
     )

@@ -77,7 +77,7 @@ class Table:
     """One table of a job file.
 
     Attributes:
-        heading: Its name and the jobs that it is for, such as "[training] of fedner".
+        heading: Its name and the jobs that it is for, such as "[training] for fedner".
         about: Description of the table as a whole.
         keys: Its keys in the order of the class that reads it.
     """
@@ -194,9 +194,9 @@ def list_tables() -> tuple[Table, ...]:
 def _make_tables() -> Iterator[Table]:
     """Yield every table of a job file, in the order of the page."""
     all_kinds = kinds.list_kinds()
-    yield from _TableClass("at the top, before any table", TopConfig).make_tables()
+    yield from _TableClass("Keys before the first table", TopConfig).make_tables()
     for kind in all_kinds:
-        heading = f"[sites.NAME] of methods that read {kind.name}"
+        heading = f"[sites.NAME] for methods that read {kind.name}"
         yield from _TableClass(heading, kind.site_config).make_tables()
     yield from _make_synthetic_tables(all_kinds)
     for name, cls in SHARED_TABLES.items():
@@ -277,7 +277,7 @@ def _make_synthetic_tables(all_kinds: Sequence[SiteKind]) -> Iterator[Table]:
     headings: dict[type[Any], str] = {}
     for kind in all_kinds:
         is_first = not headings
-        heading = "instead of sites" if is_first else f"of {kind.name}"
+        heading = "instead of sites" if is_first else f"for {kind.name}"
         headings.setdefault(kind.synthetic_config, f"[synthetic] {heading}")
     for cls, heading in headings.items():
         yield from _TableClass(heading, cls).make_tables()
@@ -313,7 +313,7 @@ def _make_training_tables(name: str) -> Iterator[Table]:
     method = methods.find_method(name)
     best = method.presets[DEFAULT_PRESET]
     source = _TableClass(
-        f"[training] of {name}",
+        f"[training] for {name}",
         method.config_class,
         values=find_training_defaults(method, best, private=False),
         elsewhere=tuple(_list_training_elsewhere(method)),
@@ -349,9 +349,9 @@ def _make_model_tables() -> Iterator[Table]:
             else:
                 with_one_model.append(name)
     for kind, names in methods_by_kind.items():
-        yield from _make_model_table(f'[model] kind = "{kind}"', kind, names)
+        yield from _make_model_table(f'[model] with kind = "{kind}"', kind, names)
     for name in with_one_model:
-        yield from _make_model_table(f"[model] of {name}", "", [name])
+        yield from _make_model_table(f"[model] for {name}", "", [name])
 
 
 def _make_model_table(heading: str, kind: str, names: Sequence[str]) -> Iterator[Table]:

@@ -12,11 +12,11 @@ from fednotes.jobs.reference import Key, Table, list_tables, to_toml_value
 
 _TITLE = "# The keys of a job file"
 _INTRODUCTION = """\
-This page is generated: `fednotes job keys --markdown`.
+This page is the output of `fednotes job keys --markdown`.
 
-**Default** is the value of a job that does not set the key. A job without `preset` has
-`preset = "best"`, so the defaults of [training] and [model] are those of that preset.
-**Elsewhere** lists the values that other presets, methods or tables have instead.
+**Default** is the value that applies if a job does not set the key. A job without
+`preset` has `preset = "best"`, so the defaults of [training] and [model] are those of
+that preset. **Elsewhere** lists the defaults of other presets, methods or tables.
 `fednotes job show JOB` prints one job with all of its values, and says where each comes
 from. `fednotes job schema` prints a JSON schema, with which editors complete and check
 job files. `$NAME` in a path stands for an environment variable.

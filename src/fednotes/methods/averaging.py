@@ -104,15 +104,15 @@ class Averaging(Aggregation):
             on held-out data. No cycle is run after the cycle with this number, but the
             learning rate is still scheduled over all `cycles`.
         local_epochs: Number of epochs at every site in a cycle. A fractional part
-            stands for that part of an epoch's steps, and at least one step. More epochs
-            need fewer cycles, but let the sites' models drift apart.
-        batch: Meaning of `batch_size`: examples of "each" site's step, or of all sites'
-            steps together ("shared"). Shared batches are divided in proportion to the
-            sites' numbers of examples, with at least one example and a quarter of an
-            equal share for each site, so that a site takes about as many steps as
-            pooled training would. If there are more sites than examples in a batch,
-            sites of average size take one example per step and read their notes more
-            than once in an epoch, and small sites take fewer steps.
+            stands for that part of an epoch's steps, but for at least one step. More
+            epochs need fewer cycles, but let the sites' models drift apart.
+        batch: What `batch_size` counts: the examples in a step of "each" site, or in
+            one step of all sites together ("shared"). Shared batches are divided in
+            proportion to the sites' numbers of examples, with at least one example and
+            a quarter of an equal share for each site, so that a site takes about as
+            many steps as pooled training would. If there are more sites than examples
+            in a batch, sites of average size take one example per step and read their
+            notes more than once in an epoch, and small sites take fewer steps.
         batch_size: Number of examples in a step; see `batch`.
         accumulate: Number of smaller batches into which each step is divided. Raise it
             if memory is short.
@@ -123,11 +123,11 @@ class Averaging(Aggregation):
             that are trained completely.
         warmup: Fraction of a site's steps over which the learning rate rises.
         decay: Learning rate after the warm-up: with "linear" it falls to zero at the
-            last step, with "constant" it stays.
+            last step; with "constant" it does not change.
         weight_decay: Weight decay of AdamW.
         clip: Maximum L2 norm of a step's gradient; larger gradients are scaled down,
             and 0 does not clip. The norm is taken over shared and private parameters
-            together, after the term of FedProx was added.
+            together, after the FedProx term is added.
         precision: Precision of the matrix products in training; "auto" is "bfloat16"
             where the processor has instructions for it (about twice as fast there),
             else "float32".
@@ -136,12 +136,12 @@ class Averaging(Aggregation):
             apart.
         server: Optimizer of the server: "average" is Eq. 1; "nesterov" adds momentum;
             "adam" and "yogi" are FedAdam and FedYogi, with `betas` and `adaptivity`
-            (`server_steps.py`).
+            (`training/server_steps.py`).
         server_learning_rate: Learning rate of the server. 0 uses 1, or 1e-3 with server
-            = "adam" and "yogi", whose steps have about this size for each parameter.
+            = "adam" or "yogi", whose steps have about this size for each parameter.
         momentum: Momentum of server = "nesterov".
-        betas: The two decay rates of server = "adam" and "yogi".
-        adaptivity: τ of server = "adam" and "yogi": their second moments start at its
+        betas: The two decay rates of server = "adam" or "yogi".
+        adaptivity: τ of server = "adam" or "yogi": their second moments start at its
             square.
         compression: Encoding of the tensors that sites send: "packed" uses a few bits
             per number; "none" sends float32, or twice as many bytes with the secure
@@ -149,7 +149,8 @@ class Averaging(Aggregation):
         evaluate_every: Number of cycles between two evaluations and checkpoints.
         min_tokens: Minimum number of tokens behind an update of the word embeddings or
             the output bias. Such an update reveals which words occurred, so a site
-            refuses to send one of fewer tokens. Lower it only for public notes.
+            refuses to send one that is based on fewer tokens. Lower it only for public
+            notes.
         min_steps: Minimum number of training steps behind an update of the word
             embeddings or the output bias, for the same reason as `min_tokens`.
         seed: The job's seed. A job fills it in.

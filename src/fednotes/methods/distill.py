@@ -1002,7 +1002,7 @@ class Distill(Method):
         return config.rounds, math.ceil(sum(sizes) * config.local_epochs)
 
     def count_steps(self, config: Config, sizes: Sequence[int]) -> int:
-        """Return the steps of a site in all rounds, as the mean over the sites."""
+        """Return a site's number of steps in all rounds, averaged over the sites."""
         rounds, examples = self.plan_rounds(config, sizes)
         return math.ceil(rounds * examples / (config.batch_size * max(1, len(sizes))))
 

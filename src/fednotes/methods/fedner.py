@@ -103,7 +103,7 @@ class Config(Aggregation):
         model: The tagger that every site runs.
         private: Layers that never leave a site, from words, characters, context, cnn,
             lstm and crf. `[]` shares all; the output layer of every site then has the
-            complete tag set. A layer that the tagger lacks may be named.
+            complete tag set. Layers that the tagger does not have are ignored.
         exchange: Tensors that sites send. "gradients" is Algorithm 1: a round is one
             mini-batch. With "weights", a round is `local_epochs` epochs at each site,
             followed by the mean of the shared layers, which needs far fewer messages.
@@ -121,8 +121,8 @@ class Config(Aggregation):
         select: "best": each site ends with the tagger of its own best validation F1,
             and the run stops early (`patience`). "last": all rounds are run, and the
             last tagger is the result.
-        patience: With select = "best": number of evaluations without a higher F1 on all
-            validation data after which the run stops.
+        patience: With select = "best": number of consecutive evaluations without a
+            higher F1 on all validation data before the run stops.
         personal_epochs: Number of epochs in which each site trains its complete tagger
             alone after the last round. With select = "best", a site keeps the result
             only if its own validation F1 rises.

@@ -98,9 +98,9 @@ class Config(Averaging):
         share_outputs: Tags whose rows of the classifier are shared: "common" shares
             tags that two or more sites have ("O" only if all sites annotate the same
             types, because it otherwise means different things); "none" shares no row.
-        share_change: Whether the low-rank change of the encoder is shared. If not, and
-            with share_outputs = "none", a site mixes two models of its own: the control
-            that a federation has to beat.
+        share_change: Whether the low-rank change of the encoder is shared. If it is
+            false and share_outputs = "none", each site mixes two models of its own,
+            which is the control that a federation has to beat.
         mix: Weight of the federated model in the mix; the site's own model gets the
             rest.
         distil_epochs: Number of epochs in which the federated model is trained on the

@@ -92,7 +92,7 @@ class Privacy:
     def __post_init__(self) -> None:
         if bool(self.epsilon) == bool(self.noise):
             raise ConfigError(
-                "give either epsilon, which is promised, or noise, the multiplier σ"
+                "give either epsilon (the guarantee) or noise (the multiplier σ)"
             )
         for name, value in (("noise", self.noise), ("counts", self.counts)):
             if value and value < LEAST_NOISE:
@@ -162,7 +162,7 @@ class Promise:
             if threshold < min_threshold:
                 raise ConfigError(
                     f"colluding = {privacy.colluding}: a sum may cover only "
-                    f"{threshold} of {sites} sites, too few against so many: set "
+                    f"{threshold} of {sites} sites, too few if so many collude: set "
                     f"[federation] min_sites to at least {min_threshold} (of {sites}), "
                     'lower colluding, or set where = "site"'
                 )

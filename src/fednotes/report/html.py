@@ -232,7 +232,7 @@ def collect_comparison(runs: Mapping[str, ComparedRun]) -> dict[str, Any]:
         "curves": the training of all sides as a figure.
     """
     rows, dots = _compare_scores(runs)
-    caption = "In %; the axis need not begin at zero."
+    caption = "In %; the axis may not start at zero."
     return {
         "rows": rows,
         "dots": _make_figure(dots, caption),
@@ -464,7 +464,7 @@ class _Page:
             }
             charts += self._make_dot_charts(f"dots-{kind}", title, rows)
         what = _SCORED.get(self.result.holds, "F1 on the test sets")
-        return _make_figure(charts, f"{what}, in %; the axis need not begin at zero.")
+        return _make_figure(charts, f"{what}, in %; the axis may not start at zero.")
 
     def _make_dot_charts(
         self, chart_id: str, title: str, rows: Mapping[str, Mapping[str, float]]
@@ -594,7 +594,7 @@ class _Page:
                 for _, y in points
             ]
             scale = (min(values), max(values)) if values else None
-            caption = f"{of_each_site}, on one scale."
+            caption = f"{of_each_site}, all on the same scale."
             figures.append(self._make_curves(charts, caption, scale=scale))
         losses = self._list_site_curves("loss")
         figures.append(self._make_curves(losses, self.result.wording.loss_caption))

@@ -94,8 +94,8 @@ class TokenClassifierConfig(ModelConfig):
     Attributes:
         kind: The token classifier.
         encoder: "minilm" or a Hugging Face directory: an encoder, a model that
-            pre-training saved, or an earlier token classifier, of which the encoder and
-            the outputs for the types that both models have are used.
+            pre-training saved, or an earlier token classifier, which contributes its
+            encoder and its outputs for the types that both models have.
         context: Text that the encoder reads at once.
         train: Parameters to train: "encoder" all except the word embeddings; "all"
             every parameter; "top" the uppermost layers and the classifier; "lora"

@@ -65,14 +65,14 @@ class Aggregation(SiteSampling):
         aggregation: Rule that combines the sites' updates. "mean" is the mean weighted
             by the sites' sizes; the server needs only a sum, which hides single
             updates. Every other rule inspects each site's update, counts each site
-            once, and limits the influence of hostile sites (`server_steps.py`;
+            once, and limits the influence of hostile sites (`training/server_steps.py`;
             docs/privacy.md, "Poisoning"): it needs secure_sum = false, and `[policy]
             individual_updates = true` at each site.
         hostile: f, the number of hostile sites to tolerate with aggregation =
             "trimmed-mean", "krum" or "multi-krum".
         norm_bound: B, the maximum L2 norm of a site's change with aggregation =
             "norm-bound"; 0 uses the median norm of a round's changes.
-        reference: With aggregation = "reference": the site with whose update the others
+        reference: With aggregation = "reference": the site to whose update the others
             are compared. Its own update is not added. It should hold public or
             generated notes, because the server's staff may run it.
         sites: Number of sites; 0 if it is not known. A job fills it in.

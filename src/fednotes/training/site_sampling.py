@@ -16,11 +16,11 @@ class SiteSampling:
 
     Attributes:
         sites_per_round: Number of sites that are drawn at random, without replacement,
-            for each round; fewer than the job has. Only they train and send an update,
-            and their updates have the same weights as without this key. All sites
-            evaluate. Without this key, all sites take part in each round. The number of
-            rounds does not depend on it, and a site's learning rate is scheduled over
-            its own steps.
+            for each round; it must be lower than the job's number of sites. Only these
+            sites train and send an update, and their updates have the same weights as
+            without this key. All sites evaluate. Without this key, all sites take part
+            in each round. The number of rounds does not depend on it, and a site's
+            learning rate is scheduled over its own steps.
     """
 
     # `repr` of the settings is part of the key from which a site with differential
@@ -49,14 +49,14 @@ def require_fewer_drawn_sites(config: Any, num_sites: int) -> None:
         num_sites: Number of the job's sites.
 
     Raises:
-        ConfigError: It draws as many or more.
+        ConfigError: It draws as many sites as it has, or more.
     """
     drawn = count_drawn_sites(config)
     if drawn is not None and drawn >= num_sites:
         raise ConfigError(
-            f"training.sites_per_round = {drawn}: fewer sites than all are drawn for a "
-            f"round, and the job has {num_sites}: lower it, or leave it out, so that "
-            "all take part"
+            f"training.sites_per_round = {drawn}: it must be lower than the number of "
+            f"sites, {num_sites}: lower it, or leave it out so that all sites take "
+            "part in each round"
         )
 
 

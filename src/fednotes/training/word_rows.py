@@ -6,8 +6,9 @@ mini-batch has:
 
 1. Each site marks the rows of its next mini-batch with secret numbers (`make_marks`).
 2. The server finds the rows whose sum of marks is not zero (`find_marked`), but does
-not learn which site reads a row. 3. It sends the indices ("NAME.ids") and values of
-   these rows (`select_rows`), and each site returns their gradients.
+   not learn which site reads a row.
+3. It sends the indices ("NAME.ids") and values of these rows (`select_rows`), and each
+   site returns their gradients.
 
 The optimizer stays at the server and steps whole tables, with zero gradients in all
 other rows. Its moments therefore also move rows that are in no batch, and all results
@@ -48,7 +49,7 @@ def find_tables(shared: Tensors) -> tuple[str, ...]:
 def list_mark_shapes(
     shared: Tensors, names: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the marks of these tables."""
+    """Return the shape of each table's marks, by the name of their tensor."""
     return {name + MARKS: (len(shared[name]),) for name in names}
 
 

@@ -244,7 +244,7 @@ def test_an_approval_reports_whether_a_run_waits_for_it(
         {**facts, "run": "ner-1", "job": job},
     )
     running = processes.Status("h1", "site", 7, (job_id,), kit / "fednotes.log")
-    assert "waits for a decision, but no run asks for it now" in run_site_command(
+    assert "is waiting for a decision, but no run asks for it now" in run_site_command(
         "status", kit
     )
     monkeypatch.setattr(processes, "read_status", lambda kit: running)
@@ -411,7 +411,7 @@ def test_a_rule_can_require_an_audit(kit: Path, tmp_path: Path) -> None:
         message = approve(right.model_copy(update={"attacks": attacks}), 2)
         assert "not every attack could be tried" in message
     message = approve(right.model_copy(update={"attacks": [fine, *others, worse]}), 2)
-    assert "may succeed 0.110 above chance; this site allows 0.1 at most" in message
+    assert "may be 0.110 above chance; this site allows 0.1 at most" in message
     assert open_approvals(kit).read_decisions() == ()
     assert "the best attack, words, may be 0.090 above chance" in approve(right)
     assert "approved: ner" in run_site_command(

@@ -110,7 +110,7 @@ def test_a_kit_is_renewed_by_exchanging_two_files(
         "kit", "renew", h1, "--take", base / "project.toml"
     )
     until = datetime.now(UTC) + timedelta(360)
-    assert f"renewed until {until:%Y-%m-%d}" in run_words(
+    assert f"valid until {until:%Y-%m-%d}" in run_words(
         "kit", "renew", h1, "--take", "h1.request.signed.pem"
     )
     assert check_kit(h1) == []

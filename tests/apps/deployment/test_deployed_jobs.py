@@ -61,7 +61,7 @@ def test_a_job_opens_no_file_of_a_site(
     (tmp_path / "private.txt").write_text("jane smith")
     table = {**_table(NER), "model": {"tagger": "cnn-clstm-crf", "word_vectors": place}}
     with pytest.raises(
-        ConfigError, match=r"names a file in word_vectors: give its path"
+        ConfigError, match=r"word_vectors names a file: give its path"
     ) as refusal:
         parse_site_job({"name": "j", "job": table}, "a", site_file(tmp_path))
     assert not {"hunter2", "jane", "passwd", place} & set(str(refusal.value).split())
@@ -88,7 +88,7 @@ def test_a_job_may_name_no_file_of_a_site_in_any_table(
 ) -> None:
     """Refused, unless the site's own file says where this machine keeps it."""
     job = {"name": "j", "job": {**_table(NER), table: {key: "/etc/passwd"}}}
-    with pytest.raises(ConfigError, match=rf"\[{table}\]: names a file in {key}: give"):
+    with pytest.raises(ConfigError, match=rf"\[{table}\]: {key} names a file: give"):
         parse_site_job(job, "a", site_file(tmp_path))
 
     (tmp_path / "own.txt").write_text("")

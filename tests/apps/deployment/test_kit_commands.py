@@ -430,7 +430,7 @@ def test_site_status_names_the_step_that_must_come_first(
         require_approved(kit, "h1", {"name": "job"}, Policy())
     output = run_command("site", "status", kit)
     assert "\njob (" in output
-    assert ") waits for a decision, but no run asks for it now\n" in output
+    assert ") is waiting for a decision, but no run asks for it now\n" in output
     assert output.endswith(f"next: fednotes site start {kit}\n")
 
     refused = {"pid": 6, "since": 0.0, "last": 0.0, "refused": "is it a copy?"}
@@ -452,14 +452,14 @@ def test_the_state_of_saved_runs_is_read_from_the_servers_files(tmp_path: Path) 
     """The server need not run: its files hold the outcomes."""
     for run, outcome in {
         "r1": {"status": "done"},
-        "r2": {"status": "waits", "problem": "for h2"},
+        "r2": {"status": "waiting", "problem": "for h2"},
         "r3": {"status": "failed", "problem": "no room"},
         "r4": {"status": "running", "problem": ""},
     }.items():
         write_json(tmp_path / "state" / run / "outcome.json", outcome)
     assert sorted(kit_status.describe_saved_runs(tmp_path)) == [
         "run r1: done",
-        "run r2: waits for h2",
+        "run r2: waiting for h2",
         "run r3: failed: no room",
         "run r4: running, resumes when the server is started",
     ]

@@ -87,7 +87,7 @@ def test_a_resumed_run_calibrates_one_model(tmp_path: Path) -> None:
     last = site.number
     second = site.calibrate(8, slope=1.0, counted=last)
     assert second.update is None
-    assert "a run calibrates one model" in second.refusal
+    assert "a run can calibrate only one model" in second.refusal
     again = site.calibrate(7, slope=2.0, counted=last)
     assert again.update is not None
 

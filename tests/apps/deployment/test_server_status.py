@@ -148,7 +148,7 @@ def test_status_proposes_to_restart_a_server_that_starts_no_job(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = kits["server"]
-    outcome = {"job_id": "j", "status": "waits", "problem": "…", "is_stuck": True}
+    outcome = {"job_id": "j", "status": "waiting", "problem": "…", "is_stuck": True}
     write_json(kit / "state" / "run-1" / "outcome.json", outcome)
     assert next_lines(show_status(kit, Server("SUBMITTED"), monkeypatch)) == [
         f"next: fednotes server stop {kit}; fednotes server start {kit}"
@@ -183,7 +183,7 @@ def test_a_run_between_two_submissions_is_not_shown_as_finished(
     record_known_sites(kit / "state", SITES, 0.0)
     write_json(kit / "state" / "run-1" / "outcome.json", outcome)
     output = show_status(kit, server, monkeypatch)
-    assert f"run run-1: {state}; the server continues it by itself" in output
+    assert f"run run-1: {state}; the server resumes it automatically" in output
     assert next_lines(output) == ["next: no action needed"]
     server.connected = ("a", "b")
     expected = ["next: at c: fednotes site start KIT"]
@@ -226,11 +226,11 @@ def test_status_shows_how_long_a_run_waits_for_a_site(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = kits["server"]
-    outcome = {"job_id": "j", "status": "waits", "problem": "for c"}
+    outcome = {"job_id": "j", "status": "waiting", "problem": "for c"}
     outcome["absent"] = {"c": time.time() - 125}  # type: ignore[assignment]
     write_json(kit / "state" / "run-1" / "outcome.json", outcome)
     output = show_status(kit, Server("SUBMITTED"), monkeypatch)
-    assert "run run-1: waits for c (2 min)" in output
+    assert "run run-1: waiting for c (2 min)" in output
 
 
 def test_actions_are_grouped_in_one_line_per_person() -> None:
@@ -260,7 +260,7 @@ def test_the_server_names_continuing_runs_when_it_starts(
         "r2": {"status": "running"},
         "r3": {"status": "failed", "problem": "no room", "retry": False},
         "r4": {"status": "failed", "problem": "lost", "retry": True},
-        "r5": {"status": "waits", "problem": "for a"},
+        "r5": {"status": "waiting", "problem": "for a"},
         "r6": {"status": "aborted"},
     }.items():
         write_json(kit / "state" / run / "outcome.json", outcome)
@@ -271,7 +271,7 @@ def test_the_server_names_continuing_runs_when_it_starts(
         "fednotes.apps.deployment.preflight.await_server", lambda *_: ""
     )
     output = run_command("server", "start", kit)
-    assert "these runs then continue by themselves: r2, r4, r5" in output
+    assert "these runs then resume automatically: r2, r4, r5" in output
     assert "submit a job" not in output
     for run in ("r2", "r4", "r5"):
         (kit / "state" / run / "outcome.json").unlink()

@@ -409,7 +409,7 @@ def test_a_run_that_waits_for_another_reports_it_once(tmp_path: Path) -> None:
     way: NVFlare goes on to call it running."""
     server = Script((BEHIND, []), (BEHIND, []), ([SECOND], []), ([SECOND], []), OVER)
     assert followed(server, tmp_path, just_submitted=True)[1] == [
-        "waits until run first has ended (to abort that run: fednotes run --abort first --on /kits/admin)",
+        "waiting until run first has ended (to abort that run: fednotes run --abort first --on /kits/admin)",
         "a site that has not approved the job must do so first; run there: fednotes site approve KIT",
     ]
     assert followed(Script((BEHIND, []), OVER, alive=False), tmp_path)[1] == []
@@ -457,7 +457,7 @@ def test_a_stop_is_called_a_pause_if_the_server_continues(
     with pytest.raises(FednotesError, match="was aborted by a person"):
         follower.follow(Failing("FINISHED:EXECUTION_EXCEPTION"))  # type: ignore[arg-type]
     assert lines == [
-        "paused: site 'h1' is lost; the server continues the run by itself"
+        "paused: site 'h1' is lost; the server resumes the run automatically"
     ]
 
 

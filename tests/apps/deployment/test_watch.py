@@ -334,7 +334,7 @@ def test_a_waiting_run_reports_what_it_waits_for(tmp_path: Path) -> None:
     looks.look(100)
     expected = {
         "job_id": "j1",
-        "status": "waits",
+        "status": "waiting",
         "lines": 0,
         "problem": "behind run first",
         "absent": {},

@@ -623,7 +623,7 @@ def test_the_command_names_options_in_place_of_parameters(tiny: Any) -> None:
     tiny.summary = of_sites
     options = ["--out", str(tiny.place / "out"), "--set", "training.epochs=3"]
     result = CliRunner().invoke(app, ["reproduce", tiny.name, *options])
-    assert "--set training.epochs=3 does not reach 'first', 'again'" in result.output
+    assert "--set training.epochs=3 does not apply to 'first', 'again'" in result.output
     assert "`settings`" not in result.output
 
 

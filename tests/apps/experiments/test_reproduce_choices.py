@@ -453,12 +453,12 @@ def test_a_row_keeps_the_keys_that_it_sets(tiny: Any) -> None:
             run.row.label != "searched"
         )
     assert lines[:2] == [
-        "`settings` preset=best does not reach 'plain', 'searched': they set it themselves",
-        "`settings` training.learning_rate=0.01 does not reach 'searched': they set it themselves",
+        "`settings` preset=best does not apply to 'plain', 'searched': they set this key themselves",
+        "`settings` training.learning_rate=0.01 does not apply to 'searched': they set this key themselves",
     ]
     page = "\n".join(tiny.lines())
     assert (
-        "`preset=best` does not reach 'plain', 'searched': they set it themselves."
+        "`preset=best` does not apply to 'plain', 'searched': they set this key themselves."
         in page
     )
     assert "Changed settings: `preset=best`, `training.learning_rate=0.01`" in page

@@ -100,11 +100,11 @@ def test_counts_of_patients_and_damaged_rows_are_reported(place: Path) -> None:
     notes = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES).remarks
     assert notes[:8] == (
         f"a: {place / 'DIAGNOSES_ICD.csv'}:30: 2 columns instead of 3",
-        f"a: {place / 'DIAGNOSES_ICD.csv'}: 1 rows without a code: left out",
+        f"a: {place / 'DIAGNOSES_ICD.csv'}: left out 1 row without a code",
         "a: 30 patients with 30 notes",
-        "a: 8 patients without a concept of the dictionary in their notes: kept",
-        "a: 5 patients without codes: kept, their codes are unknown",
-        "a: 3 patients with codes have no notes here: left out",
+        "a: kept 8 patients without a concept of the dictionary in the notes",
+        "a: kept 5 patients without codes; the codes count as unknown",
+        "a: left out 3 patients with codes but no notes at this site",
         "a: codes held out of stage 1, with the number of patients who had them: icd9:401 8, icd9proc:81 1",
         "a: codes to hold out that no patient has: icd9:274",
     )
@@ -129,7 +129,7 @@ def test_label_counts_cover_the_training_patients(place: Path) -> None:
 def test_patients_with_too_many_concepts_are_left_out(place: Path) -> None:
     sites = load(place, sites={"a": SITE}, concepts={**CONCEPTS, "most": 2})
     assert len(everyone(sites.data[0])) == 30 - 7
-    assert "a: 7 patients with more than 2 concepts: left out" in sites.remarks
+    assert "a: left out 7 patients with more than 2 concepts" in sites.remarks
 
 
 def test_codes_or_labels_may_be_missing(place: Path) -> None:
@@ -407,7 +407,7 @@ def test_labels_of_the_obesity_challenge_are_read(place: Path) -> None:
               for r, p in enumerate(c.patients)}  # fmt: skip
     values = {0: 1, 1: 0, 2: 2}
     assert labels == {str(i): values[i % 3] if i != 8 else -1 for i in range(1, 13)}
-    assert "o: 1 patients have no labels of any phenotype: unlabelled" in loaded.remarks
+    assert "o: 1 patient without a label for any phenotype" in loaded.remarks
     assert any("Asthma (no label)" in line for line in loaded.remarks)
 
 
@@ -420,7 +420,7 @@ def test_output_of_ctakes_can_replace_notes(place: Path) -> None:
     assert first.space == second.space
     assert isinstance(first.train.bags, Bags)
     assert first.train.bags.concepts.tolist() == [0, 3] * len(first.train)
-    assert "a: 30 CUIs are not in the dictionary: left out" in loaded.remarks
+    assert "a: left out 30 CUIs not in the dictionary" in loaded.remarks
     (place / "found.txt").write_text("1 C0099999\n2 C0099998\n")
     with pytest.raises(
         DataError, match="none of the 2 CUIs is a concept of the dictionary"
@@ -448,9 +448,7 @@ def test_codiesp_has_the_counted_patients_and_codes(
 
     both_stages, codes = built_in("codiesp"), built_in("codiesp-codes")
     assert "codiesp: 750 patients with 750 notes" in both_stages.remarks
-    line = (
-        "codiesp: 104 patients without a concept of the dictionary in their notes: kept"
-    )
+    line = "codiesp: kept 104 patients without a concept of the dictionary in the notes"
     assert line in both_stages.remarks
     together = pool_sites(both_stages.data)
     assert (len(together.train), len(together.valid), len(together.test)) == (

@@ -72,11 +72,11 @@ def test_codes_and_labels_of_tables_are_read(place: Path) -> None:
     assert loaded.remarks[:7] == (
         f"a: {labels}:53: the label is not one of present, absent, questionable; Y, N, Q, U; 1, 0, 2",
         f"a: {labels}:50: {twice}",
-        "a: 4 labelled patients have no notes here: left out",
+        "a: left out 4 labelled patients without notes at this site",
         f"a: {codes}:31: 2 columns instead of 3",
         "a: 30 patients with 30 notes",
-        "a: 2 patients without codes: kept, their codes are unknown",
-        "a: 1 patients with codes have no notes here: left out",
+        "a: kept 2 patients without codes; the codes count as unknown",
+        "a: left out 1 patient with codes but no notes at this site",
     )
     assert SECRET not in "".join(loaded.remarks)
 
@@ -89,7 +89,7 @@ def test_a_test_part_may_have_its_own_labels(place: Path) -> None:
     (loaded_site,) = loaded.data
     assert loaded_site.test.patients == ("30", "31", "32", "33")
     assert loaded_site.test.labels.tolist() == [expected(30), [1, 0], [-1, 2], [-1, -1]]
-    assert "a: 1 patients have no labels of any phenotype: unlabelled" in loaded.remarks
+    assert "a: 1 patient without a label for any phenotype" in loaded.remarks
     table = {k: v for k, v in site.items() if k != "test_labels"}
     (alone,) = load(place, sites={"a": table}).data
     assert alone.test.labels.tolist() == [expected(i) for i in range(30, 34)]
@@ -195,7 +195,9 @@ def test_an_error_names_the_place_of_a_mistake(
 def test_a_second_test_part_for_the_obesity_challenge_is_refused(place: Path) -> None:
     (place / "folder").mkdir()
     site = {**SITE, "labels": "folder", "test": "test.csv", "test_labels": "labels.csv"}
-    with pytest.raises(ConfigError, match="the obesity challenge has a test part"):
+    with pytest.raises(
+        ConfigError, match="the obesity challenge already has a test part"
+    ):
         load(place, sites={"a": site})
 
 
@@ -244,7 +246,7 @@ def test_evaluate_scores_against_a_table_of_labels(
         f"note: {place / 'labels.csv'}:53: the label is not one of"
     )
     assert (
-        f"note: 4 labelled patient(s) have no notes in {place / 'notes.csv'}: left out"
+        f"note: left out 4 labelled patients without notes in {place / 'notes.csv'}"
         in notes
     )
 
@@ -264,7 +266,7 @@ def test_evaluate_refuses_notes_without_labels(
     ]
     assert "other.csv has labels for Zoster, but the model knows asthma, gout" in err
     assert "rename them with --map" in err
-    assert "note: 28 patient(s) have notes but no labels: left out" in err
+    assert "note: left out 28 patients with notes but no labels" in err
     err = run("evaluate", place, place / "notes.csv", "--labels", place / "other.csv")[
         1
     ]

@@ -245,7 +245,7 @@ def test_obo_options_select_terms_and_ids(file: File) -> None:
     cuis = read_dictionary(path, ids="UMLS_CUI")
     assert cuis.concepts == ("C0000005", "C0018099", "C0020538")
     assert terms(cuis)["HTN"] == ["C0000005", "C0020538"]
-    with pytest.raises(DataError, match="no terms have a cross-reference to UMLS:"):
+    with pytest.raises(DataError, match="no term has a cross-reference to UMLS:"):
         read_dictionary(path, ids="UMLS")
     with pytest.raises(ConfigError, match="did you mean 'EXACT'"):
         read_dictionary(path, scopes=["EXAKT"])

@@ -301,12 +301,12 @@ def test_a_run_calibrates_one_model() -> None:
     one held-out patient apart."""
     site, parameters, prepared = calibrated_site()
     site.calibrate({**parameters, "platt": parameters["platt"] + 1})
-    with pytest.raises(RefusedError, match="a run calibrates one model"):
+    with pytest.raises(RefusedError, match="a run can calibrate only one model"):
         site.calibrate(other_classifiers(parameters))
     idf = prepared["idf"].clone()
     idf[0] = 2.0
     site.prepare({**prepared, "idf": idf})
-    with pytest.raises(RefusedError, match="a run calibrates one model"):
+    with pytest.raises(RefusedError, match="a run can calibrate only one model"):
         site.calibrate(parameters)
     site.prepare(prepared)
     site.calibrate(parameters)
@@ -320,7 +320,7 @@ def test_a_rebuilt_site_calibrates_no_other_model() -> None:
         site = Site(site.data, site.config)
         site.restore(state)
     site.prepare(prepared)
-    with pytest.raises(RefusedError, match="a run calibrates one model"):
+    with pytest.raises(RefusedError, match="a run can calibrate only one model"):
         site.calibrate(other_classifiers(parameters))
     site.calibrate(parameters)
 

@@ -135,7 +135,7 @@ def test_an_approval_is_recorded_like_one_by_the_command(
     run_site_command("approve", twin, "--yes")
     browser = browse(kit)
     page = browser.get("/approvals").text
-    assert "ner waits for a decision" in page
+    assert "ner is waiting for a decision" in page
     assert "data-poll" not in page  # a person is reading it
     answer = browser.post("/approvals/0", data=approval(page))
     assert answer.status_code == 200
@@ -172,9 +172,9 @@ def test_a_rejection_needs_no_confirmation(kit: Path) -> None:
         ({"read": ""}, "tick that you have read"),
         ({"decision": ""}, "unknown decision"),
         ({"decision": "approved"}, "unknown decision"),
-        ({"token": ""}, "is not what the page showed"),
-        ({"token": "0" * 64}, "is not what the page showed"),
-        ({"token": "é"}, "is not what the page showed"),
+        ({"token": ""}, "is not the one that the page showed"),
+        ({"token": "0" * 64}, "is not the one that the page showed"),
+        ({"token": "é"}, "is not the one that the page showed"),
     ],
 )
 def test_an_incomplete_decision_changes_nothing(

@@ -84,7 +84,7 @@ def test_the_page_of_a_run_equals_its_report(runs: Path) -> None:
     f1 = json.loads(report)["mean"]["federated"]["strict"]["f1"]
     assert "<h1>Two sites</h1>" in text
     assert f"<dd>{100 * f1:.1f} %<small>mean strict F1" in text
-    assert "Did the federation pay?" in text
+    assert "Did federation help?" in text
     assert 'aria-labelledby="mean-f1-t' in text  # a curve
     assert "data-poll" not in text
     Tree(text)
@@ -100,7 +100,7 @@ def test_the_page_of_an_unfinished_run_refreshes_itself(runs: Path) -> None:
     text = browse(load_content([runs / "live"])).get("/runs").text
     assert 'data-poll="5"' in text
     assert (
-        f"has not finished. Its latest evaluation is of round {newest['round'] + 1}."
+        f"has not finished. Its latest evaluation was in round {newest['round'] + 1}."
         in text
     )
     assert "<h1>Two sites</h1>" in text

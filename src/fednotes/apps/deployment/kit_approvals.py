@@ -140,8 +140,8 @@ def decide(kit: Path, fingerprint: str, decision: Decision) -> str:
     waiting = read_pending_job(kit)
     if waiting is None or waiting["fingerprint"] != fingerprint:
         raise ConfigError(
-            "this job no longer waits for a decision; nothing was decided: look at "
-            "the page again"
+            "this job is no longer waiting for a decision; nothing was decided: look "
+            "at the page again"
         )
     job = RequestedJob(fingerprint, dict(waiting["table"]))
     quorum = read_quorum(kit)

@@ -602,7 +602,7 @@ class Follower:
 
         Raises:
             TrainingError: The connection was lost.
-            FednotesError: The run was aborted or stays stopped.
+            FednotesError: The run was aborted or will not be resumed.
         """
         self._status_time = self.now()
         while True:
@@ -662,7 +662,7 @@ class Follower:
             if is_alive:
                 self._run_ahead = name
                 self.say(
-                    f"waits until run {name} has ended (to abort that run: fednotes "
+                    f"waiting until run {name} has ended (to abort that run: fednotes "
                     f"run --abort {name} --on {self.run.kit})"
                 )
             return
@@ -792,12 +792,12 @@ class Follower:
             problem = read_json_table(files / PROBLEM)
             if problem and not problem.get("again"):
                 raise FednotesError(
-                    f"run {self.run.name} stays stopped: {problem['problem']}"
+                    f"run {self.run.name} will not be resumed: {problem['problem']}"
                 )
             if problem:
                 self.say(
-                    f"paused: {problem['problem']}; the server continues the run by "
-                    "itself"
+                    f"paused: {problem['problem']}; the server resumes the run "
+                    "automatically"
                 )
             if not (files / SUMMARY).exists():
                 return None

@@ -92,7 +92,7 @@ SAMPLING_KEY_FILE = "sampling.key"  # in the folder of a run's state
 PROBLEM = "problem.json"  # why a run failed, in the folder that the admin fetches
 _STARTED = "started.json"  # when a run first started, in its state
 _PART = "federated"
-MAX_ATTEMPTS = 3  # a run stays stopped after failing this often in the same round
+MAX_ATTEMPTS = 3  # a run is not resumed after failing this often in the same round
 # Limits on the scores that one site shares, and on those of all sites together. They
 # keep summary.json readable, whatever a site sends.
 MAX_SCORES = 2**17  # maximum number of values from one site
@@ -151,8 +151,8 @@ def server_main(setup: Setup, transport: Pipe) -> None:
         write_json(setup.folder / PROBLEM, problem)
         if is_final and isinstance(error, TrainingError):
             raise ConfigError(
-                f"{error} (failed {MAX_ATTEMPTS} times in the same way: the run stays "
-                "stopped)"
+                f"{error} (failed {MAX_ATTEMPTS} times in the same way: the run will "
+                "not be resumed)"
             ) from original_error
         raise error from original_error.__cause__
 

@@ -388,7 +388,7 @@ def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
                 continue  # the site's own path replaces the job's
             if is_file_key and value.partition("#")[0] not in _BUILT_IN:
                 raise ConfigError(
-                    f"{where} [{name}]: names a file in {key}: give its path on "
+                    f"{where} [{name}]: {key} names a file: give its path on "
                     f"this machine as [files] {key} = … in {file.path}"
                 )
             if "$" in value or value.startswith("~"):

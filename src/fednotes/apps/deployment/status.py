@@ -383,10 +383,10 @@ def _describe_waiting_run(
         outcome: The submission's outcome file.
     """
     if not str(submission["status"]).startswith("FINISHED"):
-        return _describe_outcome(outcome, "starts")
+        return _describe_outcome(outcome, "starting")
     problem = outcome.get("problem")
     reason = f" ({problem})" if problem else ""
-    return f"paused{reason}; the server continues it by itself"
+    return f"paused{reason}; the server resumes it automatically"
 
 
 def _describe_outcome(outcome: Mapping[str, Any], default_state: str) -> str:
@@ -403,7 +403,7 @@ def _describe_outcome(outcome: Mapping[str, Any], default_state: str) -> str:
         return f"{status} for {list_with_times(absent_since, time.time())}"
     if not problem:
         return status
-    separator = " " if status == "waits" else ": "  # "waits for h2", "failed: …"
+    separator = " " if status == "waiting" else ": "  # "waiting for h2", "failed: …"
     return f"{status}{separator}{problem}"
 
 

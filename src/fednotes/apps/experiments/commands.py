@@ -60,8 +60,8 @@ def reproduce(
         bool,
         typer.Option(
             "--budget/--full",
-            help="Run a reduced version in about an hour on two cores (--budget), or "
-            "the paper's size (--full).",
+            help="Run a reduced version that takes about an hour on two cores "
+            "(--budget), or the experiment at the paper's size (--full).",
         ),
     ] = True,
     base: Annotated[

@@ -361,7 +361,7 @@ def split_settings(
     for setting in settings:
         key = read_setting_key(setting)
         if is_set_by(fixed, key):
-            skipped[setting] = "they set it themselves"
+            skipped[setting] = "they set this key themselves"
         elif not has_key(job, key, method):
             skipped[setting] = "their method has no such key"
         else:

@@ -232,7 +232,7 @@ def plan_grid(
     for reason, names in group_by_reason(plan.left_out):
         say(describe_left_out(reason, names))
     for setting, place in list_skipped_settings(plan):
-        say(f"`settings` {setting} does not reach {place}")
+        say(f"`settings` {setting} does not apply to {place}")
     return plan
 
 

@@ -45,7 +45,7 @@ def _list_paragraphs(table: Table) -> Iterator[str]:
     if table.get("settings"):
         yield f"Changed settings: {_join_settings(table['settings'])}."
     for setting, place in table.get("skipped_settings", ()):
-        yield f"`{setting}` does not reach {place}."
+        yield f"`{setting}` does not apply to {place}."
     yield from _list_left_out(table)
     if table.get("by_output"):
         yield from _list_disease_tables(table)

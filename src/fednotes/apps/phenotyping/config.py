@@ -39,13 +39,15 @@ class Config(Averaging):
         systems: Coding systems whose categories are candidates for the outputs of stage
             1.
         outputs: Categories of codes that stage 1 predicts, instead of `systems` and
-            `minimum`. OMOP concepts need it, because there is no public list of them.
-        minimum: Minimum number of patients over all sites with a category of codes for
-            the category to become an output of stage 1.
+            `minimum`. It is required for OMOP concepts, which have no public list of
+            categories.
+        minimum: Minimum number of patients, over all sites, who must have a code of a
+            category for it to become an output of stage 1.
         whole_causes: Whether categories of ICD-9 external causes have four characters,
             as in the code book, instead of three (`apps/phenotyping/codes.py`).
-        least_questionable: Minimum number of patients over all sites with the label
-            "questionable" for it to become a class of a disease.
+        least_questionable: Minimum number of patients, over all sites, who must have
+            the label "questionable" for a disease, so that it becomes a class of this
+            disease.
         calibrate: Whether probabilities are calibrated on held-out patients (Platt
             scaling, computed from sums over the sites).
         least_occurrences: Minimum number of occurrences in the training notes of all
@@ -59,7 +61,7 @@ class Config(Averaging):
         min_patients: Minimum number of patients behind an update of the concepts'
             vectors, or of classifiers that use the concepts themselves as features.
             Such an update reveals which concepts the patients have, so a site refuses
-            to send one of fewer patients. Lower it only for public notes.
+            to send one that is based on fewer patients. Lower it only for public notes.
         model: The model's settings.
         space, phenotypes: What the sites hold. A job fills them in.
         questionable: Phenotypes for which the sites together make "questionable" a

@@ -55,7 +55,7 @@ def find_candidates(names: Sequence[str], config: Config) -> Tensor:
 
 
 def choose_known_concepts(counts: Tensor, least: int) -> Tensor:
-    """Return the concepts that have a vector of their own, (known,) int64, rising.
+    """Return the concepts that have their own vector: (known,) int64, ascending.
 
     Args:
         counts: (vocabulary,) how often concepts occur.

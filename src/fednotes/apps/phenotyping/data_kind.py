@@ -333,17 +333,17 @@ def _describe_counts(
     messages = [f"{format_count(len(files.patients), 'patient')}{notes}"]
     if counts["without_features"]:
         messages.append(
-            f"{counts['without_features']:,} patients without {unit} in their notes: "
-            "kept"
+            f"kept {format_count(counts['without_features'], 'patient')} without "
+            f"{unit} in the notes"
         )
     if counts["left_out"] and limit:
         messages.append(
-            f"{counts['left_out']:,} patients with more than {limit:,} concepts: "
-            "left out"
+            f"left out {format_count(counts['left_out'], 'patient')} with more than "
+            f"{limit:,} concepts"
         )
     if counts.get("unknown"):
         messages.append(
-            f"{counts['unknown']:,} CUIs are not in the dictionary: left out"
+            f"left out {format_count(counts['unknown'], 'CUI')} not in the dictionary"
         )
     return messages
 
@@ -392,12 +392,14 @@ def _select_codes_for_stage_1(
     uncoded = len(patients) - len(codes)
     if uncoded:
         messages.append(
-            f"{uncoded:,} patients without codes: kept, their codes are unknown"
+            f"kept {format_count(uncoded, 'patient')} without codes; the codes count "
+            "as unknown"
         )
     without_notes = sum(patient not in files.patients for patient in files.codes)
     if without_notes:
         messages.append(
-            f"{without_notes:,} patients with codes have no notes here: left out"
+            f"left out {format_count(without_notes, 'patient')} with codes but no "
+            "notes at this site"
         )
     if not tables.held_out:
         return codes, messages

@@ -396,7 +396,7 @@ def _read_obo(
                 yield TermEntry(concept, term)
     if is_empty:
         raise DataError(
-            f'{path}: no terms have a cross-reference to {ids}: set ids = "own"'
+            f'{path}: no term has a cross-reference to {ids}: set ids = "own"'
         )
 
 

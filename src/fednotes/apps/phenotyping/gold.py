@@ -12,6 +12,7 @@ from fednotes.apps.phenotyping.obesity import read_obesity
 from fednotes.apps.phenotyping.patient_notes import StreamedPatientNotes
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
+from fednotes.core.wording import format_count
 from fednotes.data.encodings import get_user_encoding
 from fednotes.data.formats.files import open_text, read_bounded_lines
 from fednotes.data.notes import NotePlace
@@ -179,11 +180,13 @@ def read_gold_table(
     without_notes = len(set(table.values) - set(patients))
     if without_notes:
         messages.append(
-            f"{without_notes} labelled patient(s) have no notes in {place}: left out"
+            f"left out {format_count(without_notes, 'labelled patient')} without notes "
+            f"in {place}"
         )
     without_labels = len(patients) - len(gold)
     if without_labels:
         messages.append(
-            f"{without_labels} patient(s) have notes but no labels: left out"
+            f"left out {format_count(without_labels, 'patient')} with notes but no "
+            "labels"
         )
     return gold, tuple(messages)

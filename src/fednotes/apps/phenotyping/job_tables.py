@@ -81,7 +81,8 @@ class PatientsConfig:
             URL without a password, or "env:NAME" for an environment variable that holds
             one.
         omop: If `notes` or `test` is the address of a database: its NOTE table in the
-            OMOP common data model, such as "cdm.note"; "note" if `query` is empty too.
+            OMOP common data model, such as "cdm.note". If both this key and `query` are
+            empty, the table is "note".
         codes: A file or folder of billing codes, or a list of them, in the format
             `codes_format`.
         codes_format: Format of `codes`: "table" is a CSV or tab-separated table with a
@@ -271,14 +272,14 @@ class PatientTables:
 
 TABLES: Mapping[str, ConfigTable | ListsTable] = {
     "concepts": ConfigTable(
-        "[concepts] of patients",
+        "[concepts] for patients",
         ConceptsConfig,
         {"with [synthetic]": {"dictionary": SYNTHETIC}},
     ),
-    "text": ConfigTable("[text] of patients", TextConfig),
-    "hold_out": ConfigTable("[hold_out] of patients", HoldOutConfig),
+    "text": ConfigTable("[text] for patients", TextConfig),
+    "hold_out": ConfigTable("[hold_out] for patients", HoldOutConfig),
     "phenotypes": ListsTable(
-        "[phenotypes] of patients",
+        "[phenotypes] for patients",
         about="Phenotypes by name, each defined by billing codes.",
         meaning='Codes such as "icd10:I10"; any of them makes the phenotype present.',
     ),

@@ -33,6 +33,7 @@ from fednotes.core.errors import (
     ParameterError,
     naming_place,
 )
+from fednotes.core.wording import format_count
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.notes import NotePlace
 from fednotes.jobs.evaluation import Evaluation, check_label_map
@@ -95,7 +96,8 @@ class PatientReader:
         left_out = inputs.counts["left_out"]
         if left_out:
             print(
-                f"note: {left_out} patient(s) left out: too many concepts",
+                f"note: left out {format_count(left_out, 'patient')} with too many "
+                "concepts",
                 file=sys.stderr,
             )
         without = inputs.counts["without_features"]
@@ -104,8 +106,9 @@ class PatientReader:
             if self.model.space.dense:
                 nothing = "no words"
             print(
-                f"note: {without} of {len(inputs.patients)} patient(s) have "
-                f"{nothing} in their notes: their results say nothing about them",
+                f"note: found {nothing} in the notes of {without:,} of "
+                f"{format_count(len(inputs.patients), 'patient')}, so these results "
+                "say nothing about the patients",
                 file=sys.stderr,
             )
 
@@ -364,8 +367,8 @@ def _rename_labels(
     renamed, names, num_conflicts = rename_labels(gold, label_map)
     if num_conflicts:
         print(
-            f"note: {num_conflicts} pair(s) of patient and phenotype have two "
-            "different labels after renaming: neither is used",
+            f"note: renaming gives {format_count(num_conflicts, 'pair')} of patient "
+            "and phenotype two different labels: neither is used",
             file=sys.stderr,
         )
     if not set(names) & set(phenotypes):

@@ -537,8 +537,9 @@ class Site(MethodSite):
         model = self.classifiers.compute_fingerprint()
         if self._calibrated not in ("", model):
             raise RefusedError(
-                f"site {self.id!r}: this run has calibrated other classifiers, and a "
-                "run calibrates one model: start a new run to calibrate another"
+                f"site {self.id!r}: this run has already calibrated other classifiers, "
+                "and a run can calibrate only one model: start a new run to calibrate "
+                "another"
             )
         if self._calibrations == MOST_PLATT_SUMS:
             raise RefusedError(

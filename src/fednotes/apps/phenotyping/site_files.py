@@ -31,6 +31,7 @@ from fednotes.apps.phenotyping.labels import PatientLabels, read_labels
 from fednotes.apps.phenotyping.note_sets import NoteSet
 from fednotes.apps.phenotyping.obesity import read_obesity
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.wording import format_count
 from fednotes.data.notes import Note, NoteStream, describe_left_out, read_notes
 from fednotes.jobs.job import Job
 from fednotes.jobs.patient_models import PatientNote
@@ -285,8 +286,8 @@ class _SiteReader:
             mentions.update(part)
             if report.damaged:
                 self._messages.append(
-                    f"{path}: {report.damaged:,} of {report.rows:,} lines are not "
-                    "CUIs: left out"
+                    f"{path}: left out {report.damaged:,} of {report.rows:,} lines, "
+                    "which are not CUIs"
                 )
         return Extracts(mentions)
 
@@ -366,8 +367,8 @@ class _SiteReader:
         if path.is_dir():
             if self._config.test_labels:
                 raise ConfigError(
-                    f"{path}: a folder of the obesity challenge has a test part: leave "
-                    "out test_labels"
+                    f"{path}: a folder of the obesity challenge already has a test "
+                    "part: leave out test_labels"
                 )
             summaries, labels = read_obesity(path, self._config.judgment)
         else:
@@ -417,7 +418,8 @@ class _SiteReader:
             )
         if without_notes:
             self._messages.append(
-                f"{without_notes:,} labelled patients have no notes here: left out"
+                f"left out {format_count(without_notes, 'labelled patient')} without "
+                "notes at this site"
             )
         # A patient without any label in the files may still be labelled: with
         # `unmentioned`, a missing phenotype has a meaning, such as "absent".
@@ -428,8 +430,8 @@ class _SiteReader:
         )
         if without_label:
             self._messages.append(
-                f"{without_label:,} patients have no labels of any phenotype: "
-                "unlabelled"
+                f"{format_count(without_label, 'patient')} without a label for any "
+                "phenotype"
             )
 
     def _read_codes(self) -> dict[str, frozenset[str]] | None:
@@ -450,11 +452,12 @@ class _SiteReader:
             self._messages += table.list_messages()
             if table.empty:
                 self._messages.append(
-                    f"{table.path}: {table.empty:,} rows without a code: left out"
+                    f"{table.path}: left out {format_count(table.empty, 'row')} "
+                    "without a code"
                 )
             if table.unknown:
                 self._messages.append(
-                    f"{table.path}: {table.unknown:,} rows have a code that the "
-                    "dictionary of codes beside it does not know: kept"
+                    f"{table.path}: kept {format_count(table.unknown, 'row')} with a "
+                    "code that is not in the dictionary of codes beside it"
                 )
         return result.codes

@@ -454,9 +454,9 @@ def _require_frequencies(frequencies: np.ndarray, patients: int) -> None:
     most = int(frequencies.max())
     if not 0 <= least <= most <= patients:
         raise TrainingError(
-            f"the sites counted 'patients' = {patients:,}, but between {least:,} and "
-            f"{most:,} patients with each concept: all sites must run the same job "
-            "with the same version of fednotes"
+            f"the sites counted {patients:,} patients ('patients'), but {least:,} to "
+            f"{most:,} with each concept: all sites must run the same job with the "
+            "same version of fednotes"
         )
 
 

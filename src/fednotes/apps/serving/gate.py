@@ -214,7 +214,7 @@ class Gate:
 
 
 def read_media_type(content_type: str) -> str:
-    """Return the media type of a header Content-Type, without its parameters."""
+    """Return the media type of a Content-Type header, without its parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 

@@ -60,7 +60,7 @@ class Metrics:
         self._seconds.labels(name).observe(seconds)
 
     def count_text(self, characters: int) -> None:
-        """Count one text for the model and its characters."""
+        """Count one text that the model reads, and its characters."""
         self._texts.inc()
         self._characters.inc(characters)
 

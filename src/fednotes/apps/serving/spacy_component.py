@@ -20,6 +20,7 @@ from fednotes.core.errors import ModelError, raising_if_unreadable
 from fednotes.core.parsing import open_regular
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
+from fednotes.core.wording import format_count
 from fednotes.encoders.pretrained import compute_fingerprint
 from fednotes.jobs.models import load_mention_model
 
@@ -94,8 +95,9 @@ class Recogniser:
             lost = self.lost - lost_before
             if lost:
                 warnings.warn(
-                    f"fednotes: dropped {lost} mention(s) of {len(docs)} document(s) "
-                    "that do not align with spaCy's tokens (alignment = "
+                    f"fednotes: dropped {format_count(lost, 'mention')} in "
+                    f"{format_count(len(docs), 'document')}, because the boundaries "
+                    "do not align with spaCy's tokens (alignment = "
                     f"{self.alignment!r})",
                     stacklevel=2,
                 )

@@ -12,7 +12,10 @@ from fednotes.cli.shared import say
 from fednotes.core.databases import hide_passwords
 
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a run, or of a run's seeds.")
+    Path,
+    typer.Argument(
+        metavar="RUN", help="Folder of a run, or of runs with several seeds."
+    ),
 ]
 
 

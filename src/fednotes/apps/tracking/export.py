@@ -17,7 +17,7 @@ def export_mlflow(run: str | Path, uri: str, *, experiment: str = EXPERIMENT) ->
     """Add a run to MLflow, and return the number of runs that were added.
 
     Args:
-        run: The folder of a run, or of a run's seeds.
+        run: The folder of a run, or of runs with several seeds.
         uri: The tracking URI: the address of a server, or a folder.
         experiment: Name of the experiment.
 
@@ -33,7 +33,7 @@ def export_tensorboard(run: str | Path, folder: str | Path) -> int:
     """Write a run as event files, and return the number of runs that were written.
 
     Args:
-        run: The folder of a run, or of a run's seeds.
+        run: The folder of a run, or of runs with several seeds.
         folder: The folder that TensorBoard shows; the run gets a new one in it.
 
     Raises:

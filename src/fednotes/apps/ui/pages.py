@@ -90,7 +90,7 @@ def open_ui(  # noqa: PLR0913 - what a person may want to set
         """Tell the address of the pages, once the server listens."""
         tell(
             f"open {address}{access.root}/?token={access.token} in a browser on this "
-            "computer; Ctrl-C ends the page"
+            "computer; Ctrl-C stops it"
         )
 
     serve_application(

@@ -160,16 +160,17 @@ class SitePages:
         ):
             return waiting
         raise ConfigError(
-            "what waits for a decision is not what the page showed; nothing was "
-            "decided: open the approvals again and read what has changed"
+            "the job that is waiting for a decision is not the one that the page "
+            "showed; nothing was decided: open the approvals again and read what "
+            "has changed"
         )
 
 
 def group_lines(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return each line of ours with the indented lines below it.
+    """Return each line that fednotes wrote, with the indented lines below it.
 
     Indented lines contain text of the job. The page nests them, so that a job cannot
-    imitate a line of ours, for people who see the page and for those who hear it.
+    imitate a line that fednotes wrote, whether people see the page or hear it.
     """
     groups: list[tuple[str, list[str]]] = []
     for line in lines:

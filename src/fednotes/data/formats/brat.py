@@ -84,7 +84,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
 
     A document's id is the name of its file, preceded by the names of subfolders and
     "/", as `write` creates them. A %XX that `write` puts into a name is decoded. An
-    empty `.txt` file is a document without text. In a folder, a `.txt` file without
+    empty `.txt` file is a document without text. In a folder, a `.txt` file without an
     `.ann` file is ignored and counted. These problems are collected: a missing file of
     a pair; a line that is incomplete or does not match the text; and a text that most
     mentions do not match.

@@ -264,7 +264,7 @@ def _decompress(data: bytes) -> bytes:
         raise DataError(_UNREADABLE) from None
     if len(unpacked) > limit:
         raise DataError(
-            f"it unpacks to more than {limit:,} bytes, far more than notes have; if it "
+            f"it unpacks to more than {limit:,} bytes, far more than notes need; if it "
             "is a DocBin of notes, split it into several files"
         )
     return unpacked

@@ -317,7 +317,7 @@ def list_nlp_rows(
     """
     if document.spans and not _NUMBER.fullmatch(document.id):
         raise DataError(
-            "NOTE_NLP refers to notes by numbers, and the id of a note is not one: "
+            "NOTE_NLP refers to notes by numbers, but the id of a note is not one: "
             "write jsonl or csv, or name a column of numbers with `id_column`"
         )
     for number, span in enumerate(document.spans, first_id):

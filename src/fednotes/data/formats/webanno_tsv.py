@@ -439,7 +439,7 @@ class _Parser:
         gap = begin - self._length
         if gap < 0 or begin > bounds.NOTE:
             raise DataError(
-                f"the sentence at {begin} overlaps the one before it, or is far away"
+                f"the sentence at {begin} overlaps the one before it, or is far from it"
             )
         is_first = not self._pieces
         if gap:

@@ -235,7 +235,9 @@ def _parse_rows(
             cells = [_format_cell(value) for value in row]
             note_id = find_first_filled(cells, places["id"])
             if note_id is None:
-                raise DataError("the note has no id: leave such rows out in a query")
+                raise DataError(
+                    "the note has no id: use a query that leaves such rows out"
+                )
             if note_id == previous_id:
                 raise DataError(
                     "the row before has the same note id: give a query with one row "

@@ -262,9 +262,9 @@ def find_unused_columns(
 ) -> tuple[str, ...]:
     """Return the columns of tables of notes that nothing reads, sorted.
 
-    Tables of a known layout, such as those of MIMIC and OMOP, have none: which of their
-    columns are notes is no question. A first line that may be the text of a note is
-    left out.
+    Tables of a known layout, such as those of MIMIC and OMOP, have none, because it is
+    known which of their columns hold notes. A first line that may be the text of a note
+    is left out.
 
     Args:
         path: A file or a folder.

@@ -63,8 +63,9 @@ def read_notes(  # noqa: PLR0913 - the options of a public function
 
     Raises:
         ConfigError: A setting is impossible.
-        DataError: A file does not exist, is not text, is incomplete or lacks a column;
-            with file and line. Some errors are raised only during iteration.
+        DataError: A file does not exist, is not text, is incomplete or lacks a column.
+            The message names the file and the line. Some errors are raised only during
+            iteration.
     """
     if format and format not in FORMATS:
         raise ConfigError(

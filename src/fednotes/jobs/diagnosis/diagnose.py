@@ -547,7 +547,7 @@ def diagnose_seeds(folder: Path) -> Diagnosis:
     }
     if not by_seed:
         raise ConfigError(
-            f"{folder}: no run of a seed has begun there: give another folder"
+            f"{folder}: it contains no run of a seed: give another folder"
         )
     has_ended = (folder / SEEDS_FILE).is_file()
     causes = list(_find_common_causes(by_seed))

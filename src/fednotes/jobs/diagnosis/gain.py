@@ -85,7 +85,7 @@ def _describe_loss(
         where,
         "the federated model is worse than the models that the sites train alone",
         "the sites' notes or annotation differ: keep more of the model private, "
-        "or look for the other causes here first",
+        "or look at the other causes first",
         evidence=tuple(evidence),
         settings=list_personal_settings(run.job),
     )

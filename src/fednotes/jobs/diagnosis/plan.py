@@ -206,7 +206,7 @@ def find_noise_causes(
     facts: Mapping[str, Mapping[str, Any]],
     promise: Mapping[str, Any],
 ) -> Iterator[Cause]:
-    """Yield the causes that the noise of differential privacy shows.
+    """Yield the causes of low scores that lie in the noise of differential privacy.
 
     Args:
         job: The job.

@@ -588,8 +588,9 @@ def _find_long_sentences(job: Job, facts: Mapping[str, Any]) -> Iterator[Cause]:
         importance,
         list_names(list(cut)),
         f"sentences longer than {most_words} words are cut, so the model does not see "
-        "their other part",
-        "let the model read longer ones, or break lines at sentence ends in the files",
+        "the rest of them",
+        "let the model read longer sentences, or break lines at sentence ends in the "
+        "files",
         evidence=tuple(
             Evidence(
                 f"{site}: {share:.1%} of {facts[site]['sentences']:,} training "

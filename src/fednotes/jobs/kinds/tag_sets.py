@@ -175,7 +175,9 @@ def _report_left_out_labels(
             f"site {name!r} {annotates}; [tags] types has {', '.join(complete)}: map "
             "its labels to these in label_map, or add them to types"
         )
-    log.remarks.append(f"{name}: {annotates}, which [tags] types lacks: left out")
+    log.remarks.append(
+        f"{name}: left out {', '.join(unknown)}, which [tags] types does not contain"
+    )
 
 
 def keep_types(

@@ -519,8 +519,8 @@ def _list_rare_types(types: Mapping[str, Counter[str]]) -> Iterator[str]:
             clauses.append(f"{name} of {_join_names(rare_types)}")
     if clauses:
         yield (
-            f"fewer than {FEW_MENTIONS} mentions, from which a model hardly learns a "
-            f"type: {_join_clauses(clauses)}"
+            f"fewer than {FEW_MENTIONS} mentions, too few for a model to learn a type: "
+            f"{_join_clauses(clauses)}"
         )
 
 

@@ -88,9 +88,9 @@ class Parties:
             )
         if not FEWEST_SITES <= len(sites) <= MOST_SITES:
             raise ConfigError(
-                f"secure sum: {len(sites)} sites; it takes {FEWEST_SITES} to "
-                f"{MOST_SITES} (of two sites, each could take its own part out of the "
-                "sum)"
+                f"secure sum: it needs {FEWEST_SITES} to {MOST_SITES} sites, not "
+                f"{len(sites)} (with two sites, each could subtract its own part from "
+                "the sum)"
             )
         if not least <= threshold <= len(sites):
             raise ConfigError(

@@ -212,7 +212,7 @@ def test_an_audited_attack_may_succeed_up_to_the_bound() -> None:
     check_audit(policy, 0.25)
     check_audit(policy, -0.1)  # worse than chance
     with pytest.raises(
-        PolicyRefusal, match=r"may succeed 0\.251 above chance.* 0\.25 at most"
+        PolicyRefusal, match=r"may be 0\.251 above chance.* 0\.25 at most"
     ):
         check_audit(policy, 0.251)
     with pytest.raises(PolicyRefusal, match="there is no audit of this job"):

@@ -59,7 +59,7 @@ def provision(
         Path, typer.Argument(help="The project's TOML file: name, server, sites.")
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder of the kits; existing kits are kept.")
+        Path, typer.Option(help="Folder for the kits; existing kits are kept.")
     ],
     again: Annotated[
         list[str] | None,
@@ -92,8 +92,8 @@ def provision(
             "--passphrase-file",
             metavar="FILE",
             help="File with the passphrase, such as /dev/fd/3; without it, the command "
-            "asks in the terminal. With --protect, the next line is the new "
-            "passphrase.",
+            "asks in the terminal. With --protect, the line after the current "
+            "passphrase is the new one.",
         ),
     ] = None,
 ) -> None:
@@ -355,7 +355,7 @@ def run(
         str,
         typer.Argument(
             help="A job file, or the name of a built-in job; with --attach or --abort, "
-            "the name of a run whose folder is not here.",
+            "the name of a run whose folder is not on this machine.",
             autocompletion=complete_job,
         ),
     ] = "",
@@ -368,7 +368,7 @@ def run(
     attach: Annotated[
         bool,
         typer.Option(
-            "--attach", help="Follow the run in OUT, or the named run, again."
+            "--attach", help="Reconnect to the run in OUT, or to the named run."
         ),
     ] = False,
     abort: Annotated[

@@ -79,7 +79,7 @@ def require_ready(
         kit: The kit.
         role: The role that it must have.
         source: A new site file to be installed; None for the one in the kit.
-        remedy: The remedy in the message if the process runs; by default, to stop it.
+        remedy: What to do if the process is running; by default, to stop it.
     """
     require_role(kit, role)
     require_stopped(kit, role, remedy)
@@ -237,8 +237,8 @@ def server_start(kit: Kit, server_file: ServerFile = None) -> None:
     say(f"its log: {process.log}")
     if runs:
         say(
-            "next: start the sites that do not run; these runs then continue by "
-            f"themselves: {', '.join(runs)}"
+            "next: start the sites that are not running; these runs then resume "
+            f"automatically: {', '.join(runs)}"
         )
     else:
         say(
@@ -261,7 +261,7 @@ def server_stop(kit: Kit, kill: Kill = False) -> None:
     "fednotes server status kits/server",
 )
 def server_status(kit: Kit, json_output: Json = False) -> None:
-    """Show whether the server answers, its connected sites and its runs."""
+    """Show whether the server answers; list its connected sites and runs."""
     from fednotes.apps.deployment.status import ask_server, describe_saved_runs
 
     if json_output:
@@ -424,7 +424,10 @@ def renew(
     except RefusedError as error:
         raise ConfigError(f"{take}: {error}; the kit is unchanged") from error
     until = min(read_expiry_dates(kit).values())
-    say(f"renewed until {until:%Y-%m-%d}; runs resume when the kit is started")
+    say(
+        f"the renewed certificate is valid until {until:%Y-%m-%d}; runs resume when "
+        "the kit is started"
+    )
     say(f"next: fednotes preflight {kit}")
 
 

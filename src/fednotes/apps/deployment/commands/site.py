@@ -192,7 +192,7 @@ def site_rules(
     elif processes.read_status(kit).is_running:
         say(
             "[policy] applies now; everything else applies when the site next joins a "
-            "run, also one that waits for its approval, or is started again"
+            "run (also one that is waiting for approval) or is started again"
         )
     else:
         say("the rules apply when the site is started")
@@ -383,7 +383,7 @@ def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
     quorum = read_quorum(kit)
     people = open_approvals(kit, quorum).read_standing(waiting["table"]).people
     label = label_job(waiting["table"], waiting["fingerprint"])
-    line = f"{label} waits for a decision"
+    line = f"{label} is waiting for a decision"
     if not has_run(kit, RequestedJob(waiting["fingerprint"], waiting["table"])):
         line = f"{line}, but no run asks for it now"
     if people:
@@ -497,7 +497,7 @@ def site_approve(
         ),
     ] = None,
 ) -> None:
-    """Show the job that waits for approval, and approve it.
+    """Show the job that is waiting for approval, and approve it.
 
     The job's changes since the last approved job are shown. With a fingerprint, approve
     that job, even if it was rejected before. With --wait, wait until the server asks
@@ -683,8 +683,8 @@ def _is_known_job(kit: Path, prefix: str, decided_jobs: Sequence[str]) -> bool:
 def site_reject(kit: Kit, job: Job = "") -> None:
     """Reject the waiting job, or withdraw the last approval.
 
-    The approval is withdrawn if no job waits. With a fingerprint, reject that job. One
-    person's rejection is enough and needs no key.
+    If no job is waiting, withdraw the last approval. With a fingerprint, reject that
+    job. One person's rejection is enough and needs no key.
     """
     from fednotes.apps.deployment.approval_requests import (
         describe_account,
@@ -710,7 +710,9 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     elif last_approval is not None:
         table = dict(last_approval.table)
     else:
-        raise ConfigError(f"{kit}: no job waits for a decision, and none is approved")
+        raise ConfigError(
+            f"{kit}: no job is waiting for a decision, and none is approved"
+        )
 
     effect = "a job that was not approved"
     if approvals.read_status(table) == "approved":
@@ -741,12 +743,12 @@ def _explain_no_job(kit: Path) -> str:
         name = clean_job_name(last_decision.table)
         prefix = last_decision.fingerprint[:_SHOWN_CHARACTERS]
         return (
-            f"{kit}: no job waits for a decision; {name} was rejected; to "
+            f"{kit}: no job is waiting for a decision; {name} was rejected; to "
             f"approve it after all: fednotes site approve {kit} {prefix}"
         )
     return (
-        f"{kit}: no job waits for a decision; one arrives when the admin submits it "
-        f"and this site runs (fednotes site status {kit})"
+        f"{kit}: no job is waiting for a decision; one arrives when the admin submits "
+        f"it and this site is running (fednotes site status {kit})"
     )
 
 

@@ -245,8 +245,8 @@ class Authority:
                 self.trust_list = Trust.parse(state.trust.encode())
         except (OSError, ValueError, TypeError, RefusedError) as error:
             raise ConfigError(
-                f"{self._state_file}: not a readable state of an authority: restore "
-                "it from a backup"
+                f"{self._state_file}: cannot be read as the state of an authority: "
+                "restore it from a backup"
             ) from error
 
     def save(self) -> None:

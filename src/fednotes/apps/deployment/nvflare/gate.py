@@ -673,7 +673,7 @@ def _find_fault(archive: Any) -> str:
     `zipfile` unpacks no more bytes of a file than the archive's directory says.
     """
     if not isinstance(archive, bytes | bytearray):
-        return "it has no job"
+        return "it contains no job"
     try:
         with ZipFile(io.BytesIO(archive)) as packed:
             files = packed.infolist()
@@ -867,7 +867,9 @@ def _push_permitted(
         sent: dict[str, Any] = _push_by_nvflare(module, args, ctx)
         return sent
     logger.error("the server asked for the folder %.80r, which was not sent", args[1])
-    return _refuse_transfer("the server asked for a folder that nobody hands in")
+    return _refuse_transfer(
+        "the server asked for a folder that this command does not send"
+    )
 
 
 def _pull_permitted(

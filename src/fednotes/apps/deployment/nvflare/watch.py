@@ -356,11 +356,11 @@ class Watch:
                 "although nothing blocks it: the server no longer starts jobs; "
                 "restart it: fednotes server stop KIT, then start"
             )
-            _log_once(watched, f"{run}: waits {reason}")
+            _log_once(watched, f"{run}: waiting {reason}")
         if reason != outcome.get("problem", ""):
             new_outcome = {
                 "job_id": job_id,
-                "status": "waits",
+                "status": "waiting",
                 "lines": 0,
                 "problem": reason,
                 "absent": absent_since,
@@ -474,7 +474,7 @@ class Watch:
                 outcome.get("problem")
                 or f"{ATTEMPTS} submissions in a row committed no round"
             )
-            _log_once(watched, f"{run}: stays stopped: {problem}")
+            _log_once(watched, f"{run}: will not be resumed: {problem}")
             if not outcome.get("is_given_up"):
                 given_up = {
                     "job_id": job["job_id"],

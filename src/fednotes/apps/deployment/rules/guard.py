@@ -223,7 +223,7 @@ def read_pending_job(kit: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RefusedError) as error:
         raise ConfigError(
-            f"{path}: damaged; delete it, the server asks again"
+            f"{path}: damaged; delete it, and the server will ask again"
         ) from error
     return pending
 
@@ -405,7 +405,7 @@ class Budget:
             task: The task.
             ledger_answers: Hashes of the job's earlier answers to this task, as the
                 ledger records them.
-            ledger_spending: Job to what it has spent, as the ledger records it.
+            ledger_spending: What each job has spent, as the ledger records it.
 
         Returns:
             What the job has spent including this answer; None if the job has no privacy
@@ -453,7 +453,7 @@ class Budget:
 
         Args:
             policy: The site's rules.
-            ledger_spending: Job to what it has spent, as the ledger records it.
+            ledger_spending: What each job has spent, as the ledger records it.
 
         Raises:
             PolicyRefusal: The budget does not suffice, or the job promises less than
@@ -539,8 +539,8 @@ def _catch_up_with_ledger(
     They are higher if someone restored an older copy of the spending record.
 
     Args:
-        spending: Job to what it has spent, as the spending record says; it is changed.
-        ledger_spending: Job to what it has spent, as the ledger records it.
+        spending: What each job has spent, as the spending record says; it is changed.
+        ledger_spending: What each job has spent, as the ledger records it.
     """
     for job, by_ledger in ledger_spending.items():
         spent = spending.setdefault(job, JobSpending())

@@ -351,7 +351,8 @@ def check_audit(policy: Policy, best_gain: float | None) -> None:
     policy.require(
         (best_gain or 0) <= policy.audit_bound,
         "audit_bound",
-        f"an attack of the audit may succeed {best_gain or 0:.3f} above chance",
+        f"the success of an attack in the audit may be {best_gain or 0:.3f} above "
+        "chance",
         f"{policy.audit_bound:g} at most",
     )
 
@@ -563,21 +564,21 @@ def _check_layers(
     policy.require(
         not denied,
         "denied_layers",
-        f"{what} holds {_summarise_names(denied)}",
+        f"{what} contains {_summarise_names(denied)}",
         f"all except {', '.join(policy.denied_layers)}",
     )
     unlisted = [name for name in names if not _matches_any(name, policy.allowed_layers)]
     policy.require(
         not unlisted,
         "allowed_layers",
-        f"{what} holds {_summarise_names(unlisted)}",
+        f"{what} contains {_summarise_names(unlisted)}",
         ", ".join(policy.allowed_layers) or "no tensor at all",
     )
     frozen_tables = list(word_tables) if policy.freeze_embeddings else []
     policy.require(
         not frozen_tables,
         "freeze_embeddings",
-        f"{what} holds a table of words, {_summarise_names(frozen_tables)}",
+        f"{what} contains a table of words, {_summarise_names(frozen_tables)}",
         "no such table to leave",
     )
 

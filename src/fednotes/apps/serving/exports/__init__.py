@@ -40,7 +40,7 @@ def list_forms() -> tuple[str, ...]:
 
 
 def find_form(name: str) -> ExportForm:
-    """Return the form with this name, other than "card".
+    """Return the export form with this name; "card" is not one.
 
     Raises:
         ConfigError: There is no such form.
