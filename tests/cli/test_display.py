@@ -573,7 +573,9 @@ def parts_with_personal_epochs(epochs: int) -> list[Part]:
 def test_a_pooled_model_without_personal_epochs_is_marked() -> None:
     marks = explain_incomparable_conditions(parts_with_personal_epochs(4))
     assert [*marks] == ["pooled"]
-    assert "none of the 4 personal epochs that end alone and federated" in str(marks)
+    assert "without the 4 personal epochs at the end of alone and federated" in str(
+        marks
+    )
 
 
 def test_no_condition_is_marked_if_there_are_no_personal_epochs() -> None:

@@ -118,7 +118,7 @@ def test_control_characters_in_entity_types_are_escaped(sites: Path, run: Run) -
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such file or folder"),
-        (["notes", "--sites", "2"], "--sites 2: the notes are of 2 sites already"),
+        (["notes", "--sites", "2"], "--sites 2: the notes already come from 2 sites"),
         (["notes", "--method", "finetun"], "--method finetun: .*did you mean 'finetune'"),
         (["notes", "--encoder", "nowhere"], "--encoder nowhere: no such directory"),
         (["notes", "--format", "brut"], "unknown format 'brut': did you mean 'brat'"),

@@ -331,7 +331,7 @@ def test_a_frequent_type_that_one_site_lacks_is_a_difference_of_annotation() -> 
     rare = {**sites, "hospital_a": {**shared, "Height": 3}}
     proposal = propose(facts_of(rare), Choices(), has_minilm=True)
     assert proposal.method.value == "finetune"
-    assert "but for rare ones (Height)" in proposal.method.reason
+    assert "except rare ones (Height)" in proposal.method.reason
     assert "never annotates" not in "".join(proposal.remarks)
 
 
@@ -382,7 +382,7 @@ def test_choices_of_the_user_override_the_proposal() -> None:
 
     with pytest.raises(ParameterError, match=r"`method` pretrain: .* known: distill"):
         propose(facts_of(sites), Choices(method="pretrain"), has_minilm=True)
-    with pytest.raises(ParameterError, match="2 sites already: leave it out"):
+    with pytest.raises(ParameterError, match="come from 2 sites: leave it out"):
         propose(facts_of(sites), Choices(silos=3), has_minilm=True)
 
 

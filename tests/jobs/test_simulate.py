@@ -163,7 +163,7 @@ def test_scores_of_a_pooled_model_that_is_trained_less_are_marked(finished_run) 
     """The preset's five personal epochs; in the summary, on the page and in the pooled
     card."""
     out, summary = finished_run
-    remark = "none of the 5 personal epochs that end alone and federated"
+    remark = "without the 5 personal epochs at the end of alone and federated"
     assert [*summary.marks] == ["pooled"]
     model = out / "pooled" / "sites" / "pooled" / "model"
     federated_card = render_card(out / "federated" / "sites" / "reports" / "model")

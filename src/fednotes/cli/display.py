@@ -1184,7 +1184,7 @@ def make_decisions_table(proposal: Proposal) -> Table:
         table.add_row(
             "sites",
             f"{proposal.silos.number} simulated",
-            "There is one corpus alone, so its notes are dealt out at random by "
+            "There is only one corpus, so its notes are dealt at random by "
             f"{proposal.silos.by}. For real sites, name a folder for each.",
         )
     for each in proposal.label_maps:

@@ -47,8 +47,8 @@ def explain_incomparable_conditions(parts: Sequence[Part]) -> dict[str, str]:
         return {}
     others = " and ".join(longer)
     reason = (
-        f"The pooled model has none of the {max(longer.values())} personal epochs that "
-        f"end {others}, so federated may exceed it"
+        f"The pooled model is trained without the {max(longer.values())} personal "
+        f"epochs at the end of {others}, so federated may exceed it"
     )
     return {"pooled": reason}
 

@@ -99,8 +99,8 @@ def require_resumable(run: Path, job: Job) -> None:
         return
     raise ParameterError(
         f"{run} holds a run of another job, or of this job with different settings"
-        f"{_describe_changes(record, job)}; nothing was changed: repeat the first "
-        "call's job and settings, to which only conditions may be added, or give "
+        f"{_describe_changes(record, job)}; nothing was changed: repeat the job and "
+        "the settings of the first command (you may only add conditions), or give "
         "another `out`"
     )
 
@@ -418,7 +418,7 @@ def require_same_data(run: Path, job: Job, sites: Sequence[Any]) -> None:
     changed = find_changed_site(run, job, sites)
     if changed is not None:
         raise DataError(
-            f"{run}: site {changed!r} has other data, or another division of them, "
+            f"{run}: site {changed!r} has other data, or another split of them, "
             "than when this run was made, so its test data may contain training "
             "data: restore the site's files (jobs without `split` were once split "
             'by sentence: add split = "sentence" to the run\'s job.json)'

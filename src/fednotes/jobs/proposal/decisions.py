@@ -174,7 +174,7 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         common_types = tuple(find_common_types(types))
         advice = ""
         if common_types:
-            advice = "; the job has the types that all sites share as a comment"
+            advice = "; a comment in the job gives the types that all sites share"
         remarks.insert(0, describe_pooled(unshared_types) + advice)
     return Proposal(
         facts=facts,
@@ -384,7 +384,7 @@ def _choose_method(
     if len(types) == 1:
         reason = "All notes are annotated with the same entity types"
     elif unshared_types:
-        reason += f", but for rare ones ({_join_names(unshared_types)})"
+        reason += f", except rare ones ({_join_names(unshared_types)})"
     if encoder == "none":
         missing = "no pre-trained encoder is installed"
         if choices.encoder == "none":
@@ -447,8 +447,8 @@ def _choose_silos(sites: Sequence[SiteFacts], number: int) -> Silos | None:
     if len(sites) > 1:
         if number:
             raise ParameterError(
-                f"`silos` {number}: the notes are of {len(sites)} sites already: leave "
-                "it out, or name one folder alone"
+                f"`silos` {number}: the notes already come from {len(sites)} sites: "
+                "leave it out, or give only one folder"
             )
         return None
     (site,) = sites
@@ -495,8 +495,8 @@ def _list_remarks(
         shared_types = set.intersection(*(set(counts) for counts in types.values()))
         if not shared_types:
             yield (
-                "no entity type is annotated at all sites; if each site needs its own "
-                'types only, method "personal" trains a model for each'
+                "no entity type is annotated at all sites; if each site needs only its "
+                'own types, method "personal" trains a model for each'
             )
     yield from _list_rare_types(types)
     yield from _list_unused_columns(sites)

@@ -106,8 +106,8 @@ def describe_shared_labels(content: FolderContent) -> str:
     """Return the remark that folders with one table of labels are one site."""
     return (
         f"{content.path}: one site, because the table of labels in it is for the "
-        f"patients of all its folders ({join_file_names(content.folders)}); for a "
-        "site for each folder, put a table of labels into each"
+        f"patients of all its folders ({join_file_names(content.folders)}); to "
+        "make each folder a site, put a table of labels into each"
     )
 
 

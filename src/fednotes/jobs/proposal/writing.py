@@ -172,7 +172,7 @@ def format_job_path(path: Path, folder: Path) -> str:
         text = os.path.relpath(path, folder)
     if re.search(r"\$\{?\w", text) or text.startswith("~"):
         raise ConfigError(
-            f"{path}: a job reads $NAME and ~ in a path as something else: rename the "
+            f"{path}: a job replaces $NAME and ~ in a path by other text: rename the "
             "folder"
         )
     return text
