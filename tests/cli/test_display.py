@@ -354,8 +354,8 @@ def test_types_that_score_0_are_listed_with_their_training_mentions() -> None:
     assert remark == (
         "a, federated: 3 of 4 types have F1 0: ADE (this site has 1 of 3 training "
         "mentions, never predicted), Dose (1 of 1), Form (0 of 0, never "
-        "predicted): name types without training mentions as the training data do "
-        "(label_map); train longer, or annotate more mentions; a type that only this site "
+        "predicted): give types without training mentions their names in the training "
+        "data (label_map); train longer, or annotate more mentions; a type that only this site "
         "annotates may have another name at other sites (label_map)"
     )
 

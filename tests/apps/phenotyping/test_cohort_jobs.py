@@ -164,13 +164,13 @@ def test_silos_together_have_all_patients(place: Path) -> None:
     [
         (
             4,
-            "the valid data have 3 patients, so a silo would have none: ask for 3 "
-            "silos at most, or set valid_fraction higher, or to 0",
+            "the valid data have 3 patients, so a silo would have none: ask for at "
+            "most 3 silos, or set valid_fraction higher, or to 0",
         ),
         (
             22,
-            "the train data have 21 patients, so a silo would have none: ask for 21 "
-            "silos at most, or give more patients",
+            "the train data have 21 patients, so a silo would have none: ask for at "
+            "most 21 silos, or give more patients",
         ),
     ],
 )

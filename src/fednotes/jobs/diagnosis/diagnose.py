@@ -50,7 +50,7 @@ from fednotes.metrics.gap import ALPHA, find_main_score
 # A model with half of all mentions right has learned, so what its settings and its data
 # could have caused did not stop it.
 LEARNED = 0.5
-# Raised by a value of another kind than training writes.
+# Raised by a value that training never writes.
 _ERRORS_OF_DAMAGE = (
     ArithmeticError,
     AttributeError,
@@ -259,8 +259,8 @@ def diagnose_run(folder: Path) -> Diagnosis:
     except _ERRORS_OF_DAMAGE as error:
         # Scores and counts have many forms, and strangers may have written them.
         raise DataError(
-            f"{folder}: a file of this run has a value of another kind than training "
-            f"writes ({describe_place(error)}): copy the run's folder again"
+            f"{folder}: a file of this run has a value that training never writes "
+            f"({describe_place(error)}): copy the run's folder again"
         ) from error
 
 

@@ -147,8 +147,8 @@ def _find_small_gap(run: RunEvidence, verdict: Verdict) -> Iterator[Cause]:
         "gap_open",
         "medium",
         "the mean over the sites",
-        f"the federation has {max(0, 100 * gap.closed):.0f} % of the gain that one "
-        "model of all notes has",
+        f"federated training achieves {max(0, 100 * gap.closed):.0f} % of the gain of "
+        "pooled training",
         "train longer, or change how the server combines updates",
         evidence=(_make_evidence("mean", verdict),),
         settings=settings,

@@ -192,7 +192,7 @@ def _describe_undertraining(job: Job, measure: str, curves: Sequence[Curve]) -> 
         "undertrained",
         importance,
         list_names([curve.part for curve in curves]),
-        "training ended while the model still improved",
+        "training ended while the model was still improving",
         advice,
         evidence=tuple(each for curve in curves[:3] for each in _make_evidence(curve)),
         settings=settings,

@@ -239,7 +239,10 @@ def _list_remedies(
         return
     total = _sum_over_sites(training.values())
     if any(total[label] == 0 for label in missed):
-        yield "name types without training mentions as the training data do (label_map)"
+        yield (
+            "give types without training mentions their names in the training data "
+            "(label_map)"
+        )
     if any(total[label] > 0 for label in missed):
         yield "train longer, or annotate more mentions"
     others = _sum_over_sites(
@@ -433,7 +436,7 @@ def _find_untrained_types(
             site,
             f"{format_count(len(unknown), 'type')} of its test data {verb} no training "
             "mention anywhere",
-            "name them as the training data do (label_map), or drop them",
+            "give them their names in the training data (label_map), or drop them",
             evidence=(
                 Evidence(
                     f"test mentions: {_list_counts(unknown)}",

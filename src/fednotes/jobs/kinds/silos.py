@@ -128,7 +128,7 @@ def make_silo_error(
     """
     return ConfigError(
         f"[silos] number = {number}: the {part} data have {units} {unit_name}, so a "
-        f"silo would have none: ask for {max(units, 1)} silos at most, {remedy}"
+        f"silo would have none: ask for at most {max(units, 1)} silos, {remedy}"
     )
 
 

@@ -153,7 +153,7 @@ def _require_fitting_types(
     for label in site_types:
         if label not in complete:
             raise ConfigError(
-                f"site {name!r} has the type {label!r}, [tags] types does not; "
+                f"site {name!r} has the type {label!r}, but [tags] types does not; "
                 f"{suggest_name(label, complete)}"
             )
 
