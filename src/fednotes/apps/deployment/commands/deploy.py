@@ -223,7 +223,9 @@ def _change_authority(
             f"next: send {out / TRUST_FILE} to the server first, then run `fednotes "
             f"kit trust KIT {TRUST_FILE}` there"
         )
-        say("      sites that connect get it by themselves; then renew each kit within")
+        say(
+            "      sites that connect receive it automatically; then renew each kit within"
+        )
         say(f"      {overlap} days: fednotes kit renew KIT")
 
 

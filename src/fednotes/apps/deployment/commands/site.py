@@ -144,7 +144,7 @@ def _describe_contact(kit: Path, process: Status) -> list[str]:
         raise FednotesError(f"{kit}: the process ended: {read_last_words(kit)}")
     return [
         describe_connection(kit, process).text,
-        f"next: fednotes site status {kit} shows jobs that wait for approval",
+        f"next: fednotes site status {kit} shows jobs that are waiting for approval",
     ]
 
 

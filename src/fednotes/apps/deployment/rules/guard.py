@@ -172,8 +172,8 @@ def require_approved(
         return
     if status == "rejected":
         raise NotApproved(
-            f"site {site!r} {REJECTED} ({short_fingerprint}); to take that back, "
-            f"there: fednotes site approve KIT {short_fingerprint}"
+            f"site {site!r} {REJECTED} ({short_fingerprint}); to undo this, run at "
+            f"the site: fednotes site approve KIT {short_fingerprint}"
         )
 
     if not _is_pending(kit, fingerprint):
@@ -523,7 +523,7 @@ def _add_answer(
     if number > limit:
         raise PolicyRefusal(
             "max_epsilon",
-            f"refused: the job promises at most {limit:,} answers of this site, and "
+            f"refused: the job promises at most {limit:,} answers from this site, and "
             f"this would be number {number:,}; a new job can be approved, and its ε is "
             "added to this job's",
         )
@@ -1227,8 +1227,8 @@ class SiteGuard:
         ):
             raise Withheld(
                 f"the clock of this machine says {encode_time(time)}, but its ledger's "
-                f"newest line is of {self._job_lines.newest_time}: set the clock; if "
-                "the ledger is wrong, approve the job again",
+                f"newest line is dated {self._job_lines.newest_time}: set the clock; "
+                "if the ledger is wrong, approve the job again",
                 f"the clock of site {self._site!r} was set back",
                 later=True,
             )
