@@ -89,7 +89,7 @@ def test_impossible_settings_and_directories_are_refused(
     with pytest.raises(ModelError, match="has model_type 'bert'"):
         build(tmp_path / "bert")
     make_bart(tmp_path / "small", vocab_size=20)
-    with pytest.raises(ModelError, match="put the tokenizer there that"):
+    with pytest.raises(ModelError, match="replace it by the tokenizer that"):
         build(tmp_path / "small")
     shutil.copytree(bart, tmp_path / "mute")
     for file in (tmp_path / "mute").glob("*token*"):

@@ -176,7 +176,7 @@ def require_fit(directory: Path, tokenizer: Any, model: Any) -> None:
     if tokens > rows:
         raise ModelError(
             f"{directory}: the tokenizer has {tokens} tokens, but the model's "
-            f"vocabulary has {rows}: put the tokenizer there that the model was "
+            f"vocabulary has {rows}: replace it by the tokenizer that the model was "
             "trained with"
         )
 

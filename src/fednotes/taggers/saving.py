@@ -502,7 +502,7 @@ def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]
         data = read_regular(file)
     if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
         raise ModelError(
-            f"{file}: damaged, or another file than {description.name} describes (the "
+            f"{file}: damaged, or not the file that {description.name} describes (the "
             "SHA-256 differs); copy the folder again or train again"
         )
     try:

@@ -223,10 +223,8 @@ def _change_authority(
             f"next: send {out / TRUST_FILE} to the server first, then run `fednotes "
             f"kit trust KIT {TRUST_FILE}` there"
         )
-        say(
-            "      sites that connect receive it automatically; then renew each kit within"
-        )
-        say(f"      {overlap} days: fednotes kit renew KIT")
+        say("      sites that connect receive it automatically; then renew each kit")
+        say(f"      within {overlap} days: fednotes kit renew KIT")
 
 
 def _make_passphrase_reader(path: Path | None) -> AskPassphrase:
