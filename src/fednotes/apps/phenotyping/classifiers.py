@@ -711,7 +711,7 @@ def train_to_convergence(
     Args:
         machines: The classifiers, which are changed.
         train: The patients to train on.
-        held_out: The patients who choose C.
+        held_out: The patients on whom C is chosen.
         weights: (machines, 2), see `LinearSVMs.compute_class_weights`; 1 if None.
         C: Weight of the patients against the penalty. If it is 0, the value of
             C_CHOICES with the smallest loss on held-out patients is used (the smaller

@@ -215,9 +215,9 @@ def _keep_numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def write_artifacts(folder: Path, out: Path) -> list[Path]:
-    """Write the files of a run that a tracker keeps into an empty folder.
+    """Write those files of a run that a tracker keeps to an empty folder.
 
-    These are job.toml, and of a run that has ended summary.json, report.html and the
+    These are job.toml and, once the run has ended, summary.json, report.html and the
     cards of the federated models, all without paths of notes.
 
     Args:

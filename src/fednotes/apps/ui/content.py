@@ -114,7 +114,7 @@ class Content:
         return str(run) if name in self.runs else name
 
     def find_review(self, run: str = "") -> BackgroundWork[Review] | None:
-        """Return the errors of a run of the list, or those of the pages.
+        """Return the errors of a listed run, or of what the pages were opened with.
 
         Args:
             run: The name of a run whose errors have an address of their own; "" for the
