@@ -601,7 +601,7 @@ def test_a_misspelt_table_gets_the_nearest_name() -> None:
 
 # The sections of docs/job.md that describe patients, by the line of their heading.
 OF_PATIENTS = re.compile(
-    r".* of (methods that read patients|patients|phenotype)$", re.MULTILINE
+    r".* for (methods that read patients|patients|phenotype)$", re.MULTILINE
 )
 
 
