@@ -416,7 +416,7 @@ def test_remarks_state_what_a_user_should_know() -> None:
     assert "c: no annotations, so this job leaves it out" in text
     assert "two sites: between real sites, a secure sum needs 3" in text
     assert "no entity type is annotated at all sites" in text
-    assert "learns a type: a of Odd\\x1b[2J" in text
+    assert "learn a type: a of Odd\\x1b[2J" in text
 
 
 def test_one_remark_names_the_rare_types_of_all_sites() -> None:

@@ -225,7 +225,7 @@ def test_sites_that_were_not_drawn_are_not_reported_as_absent(
     ("drawn", "changes", "message"),
     [
         (5, {}, "must be lower than the number of sites, 5"),
-        (9, {}, "and the job has 5"),
+        (9, {}, "lower than the number of sites, 5"),
         (
             2,
             {"federation": {"min_sites": 3}},
