@@ -393,9 +393,9 @@ def test_a_sum_of_two_drawn_sites_is_refused_by_the_site() -> None:
     seal = SecureSeal("a", FIVE, **secure_options())
     attached = wire.pack(wire.Terms(1, ("a", "b"), None, {}))
     request = Request(JOB, 1, 2, "train", counted={"a": 0, "b": 0}, attached=attached)
-    with pytest.raises(RefusedError, match="needs 3 to .* sites, not 2"):
+    with pytest.raises(RefusedError, match=r"needs 3 to .* sites, not 2"):
         seal.seal(request, Update(), b"q")
-    with pytest.raises(ConfigError, match="needs 3 to .* sites, not 2"):
+    with pytest.raises(ConfigError, match=r"needs 3 to .* sites, not 2"):
         InProcess([Giver(site, [Update()]) for site in ("a", "b")], secure=True)
 
 

@@ -416,7 +416,7 @@ def test_no_condition_of_a_run_is_taken_away(
     out = tmp_path / "run"
     changes = {} if before is None else {"conditions": before}
     stop(quick(tmp_path, **changes), out, part=1)
-    with pytest.raises(ConfigError, match="to which only conditions may be added"):
+    with pytest.raises(ConfigError, match="you may only add conditions"):
         simulate(quick(tmp_path, conditions=after), out, resume=True)
 
 
