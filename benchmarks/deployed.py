@@ -228,8 +228,8 @@ def network(base: Path) -> Iterator[tuple[dict[str, Path], int]]:
 RUN = """
 import sys, time
 from pathlib import Path
-from fednotes.apps.deployment.nvflare.server import connect
-with connect(Path(sys.argv[1]), sys.argv[2], 30) as server:
+from fednotes.apps.deployment.nvflare.server import connecting_to_server
+with connecting_to_server(Path(sys.argv[1]), sys.argv[2], 30) as server:
     while set(server.list_sites(within=15)) != set(sys.argv[4:]):
         time.sleep(0.3)
     job = server.submit(Path(sys.argv[3]))
