@@ -34,10 +34,12 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.fuel.f3.cellnet import defs as cells
+from nvflare.fuel.f3.cellnet.cell import Adapter
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming import file_downloader
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
 from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection, NoReply
 from nvflare.fuel.hci.client.file_transfer import FileTransferModule
@@ -45,6 +47,7 @@ from nvflare.fuel.hci.reg import CommandEntry
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.fuel.utils import fobs
+from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 from nvflare.private.admin_defs import Message as Order
 from nvflare.private.admin_defs import ok_reply
 from nvflare.private.defs import CellMessageHeaderKeys
@@ -324,6 +327,31 @@ def test_the_check_period_reaches_the_communicator() -> None:
     flare.FednotesController(task_check_period=0.013).set_communicator(communicator)
     assert communicator._task_check_period == 0.013
     assert "_task_check_period" in WFCommServer.wait_for_task.__code__.co_names
+
+
+class UnprintableChunk(bytearray):
+    """A piece of a message whose text nobody may make."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("the bytes were written as text")
+
+
+def test_the_server_makes_no_text_of_a_message_that_arrives() -> None:
+    """NVFlare would make one for its debug log, even if that log is off."""
+    flare.FednotesController()
+    wire = fobs.dumps(Shareable({flare.FRAME: b"123"}))
+    chunks = ConsumableBufferList([UnprintableChunk(wire)])
+    headers = {StreamHeaderKey.PAYLOAD_ENCODING: cells.Encoding.FOBS}
+    future = SimpleNamespace(headers=headers, result=lambda: chunks)
+    receiver = SimpleNamespace(
+        get_fobs_context=lambda props: props,
+        decode_pass_through_channels=(),
+        decode_pass_through_topics=(),
+    )
+    received = list[bytes]()
+    adapter = Adapter(lambda m: received.append(m.payload["frame"]), None, receiver)
+    adapter.call(future)
+    assert received == [b"123"]
 
 
 def test_a_frame_is_sent_as_bytes_without_pickle() -> None:

@@ -51,6 +51,7 @@ with needs("nvflare", "deploy"):
     from nvflare.apis.signal import Signal
     from nvflare.apis.wf_comm_spec import WFCommSpec
     from nvflare.fuel.sec.audit import AuditService
+    from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 
 T = TypeVar("T")
 Frame = bytes | bytearray | memoryview
@@ -356,6 +357,7 @@ class FednotesController(Controller):
     def __init__(self, task_check_period: float = CHECK_PERIOD) -> None:
         super().__init__(task_check_period=task_check_period)
         outlive_unreadable_results()
+        shorten_debug_texts()
         # Site -> when its last heartbeat arrived.
         self._contacts: dict[str, float] = {}
 
@@ -440,6 +442,15 @@ class FednotesController(Controller):
         )
         logger.error("%s", failure.problem)
         self.system_panic(failure.problem, fl_ctx)
+
+
+def shorten_debug_texts() -> None:
+    """Leave the bytes of received messages out of the lines of NVFlare's debug log.
+
+    NVFlare builds these lines even if that log is off. A message of 120 MB would become
+    a text of 400 MB, which no other thread can interrupt.
+    """
+    ConsumableBufferList.__repr__ = lambda chunks: f"<{len(chunks)} chunks>"
 
 
 class _Failure(NamedTuple):
