@@ -155,22 +155,17 @@ def test_framing_adds_at_most_one_percent_to_a_message_of_5_mb() -> None:
     assert all(len(frame) < 1.002 * size for frame in frames)
 
 
-def test_decoded_tensors_share_the_memory_of_a_writable_frame_and_are_aligned() -> None:
-    frame = bytearray(encode_message(REPLY))
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_decoded_tensors_are_aligned_views_of_the_frame(kind: Any) -> None:
+    frame = kind(encode_message(REPLY))
     reply = decode_reply(frame)
     assert reply.update is not None
-    value = reply.update.tensors["float32"]
-    before = value.clone()
-    frame[-1] ^= 1  # padding, after the checksum was checked
-    place = bytes(frame).index(before.numpy().tobytes())
-    assert place % 64 == 0
-    frame[place] ^= 1
-    assert not torch.equal(value.view(torch.uint8), before.view(torch.uint8))
-    message = encode_message(REPLY)
-    changed = decode_reply(message)
-    assert changed.update is not None
-    changed.update.tensors["int64"].zero_()  # bytes are copied, never written to
-    assert message == encode_message(REPLY)
+    start = np.frombuffer(frame, np.uint8).ctypes.data
+    for value in reply.update.tensors.values():
+        if value.numel():
+            offset = value.data_ptr() - start
+            assert 0 <= offset < len(frame)
+            assert offset % 64 == 0
 
 
 def test_the_checksum_of_a_checked_frame_is_not_computed_again() -> None:

@@ -129,7 +129,8 @@ class SiteTasks(Protocol):
     """The site side of a method: its tasks and its state.
 
     A task is a Python method `task(tensors, **options) -> Update` whose name is in
-    `tasks`. An engine calls no other method.
+    `tasks`. An engine calls no other method. A task must not change the tensors that it
+    receives: in one process, all sites receive the same ones.
     """
 
     tasks: ClassVar[frozenset[str]]

@@ -29,6 +29,7 @@ import json
 import math
 import struct
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
@@ -284,8 +285,11 @@ def _describe_tensors(tensors: Tensors) -> list[list[Any]]:
 def decode_message(frame: Frame, *, checked: bool = False) -> Request | Reply:
     """Decode a message.
 
+    The tensors are views of the bytes, even of bytes that cannot be written to, and a
+    site stores the bytes of a request. Nobody may therefore change these tensors.
+
     Args:
-        frame: The bytes. If they are writable, the tensors are views of them.
+        frame: The bytes.
         checked: Whether this process has just encoded the message, or a pipe brought it
             from another process of this machine, so that its checksum need not be
             verified.
@@ -422,7 +426,7 @@ class _Place(NamedTuple):
 def _read_tensors(
     descriptions: list[Any], frame: Frame, offset: int
 ) -> list[dict[str, Tensor]]:
-    """Return the tensors in the body, as views of the frame if it is writable.
+    """Return the tensors in the body, as views of the frame.
 
     Args:
         descriptions: The lists of tensors in the header.
@@ -446,12 +450,6 @@ def _read_tensors(
             offset = next_offset
         parts.append(places)
     _require(offset == len(view), "bytes after the last tensor")
-
-    has_elements = any(
-        math.prod(place.shape) for places in parts for place in places.values()
-    )
-    if view.readonly and has_elements:
-        frame = bytearray(frame)  # torch has no read-only tensors
     return [
         {name: _make_tensor(frame, place) for name, place in places.items()}
         for places in parts
@@ -708,6 +706,12 @@ _LEAVES: dict[Any, Callable[[Any], Any]] = {
     Any: lambda value: value,
 }
 
+
+# Torch has no read-only tensors. It warns of this with the first view of bytes in a
+# process, and never again.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
 
 if sys.byteorder != "little":  # pragma: no cover
     raise WireError(
