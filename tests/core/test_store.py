@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -78,6 +79,61 @@ def test_a_replaced_file_has_the_requested_mode(tmp_path: Path, mode: int) -> No
     assert stat.S_IMODE(path.stat().st_mode) == mode
     with pytest.raises(FileNotFoundError):
         store.replace_file(tmp_path / "b" / "a", b"")
+
+
+LARGE = os.urandom(2 * store.DIRECT_BYTES + 5)
+
+
+def has_direct_flag(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+@pytest.mark.parametrize("size", [0, store.DIRECT_BYTES, len(LARGE)])
+def test_whole_blocks_of_a_large_file_are_written_past_the_cache(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, flags = os.write, []
+
+    def recording(descriptor: int, data: bytes) -> int:
+        flags.append(has_direct_flag(descriptor))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", recording)
+    store.replace_file(tmp_path / "a", LARGE[:size])
+    assert everything(tmp_path) == {"a": LARGE[:size]}
+    assert flags == [True] * (size // store.DIRECT_BYTES)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_large_file_is_complete_on_a_file_system_that_only_has_a_cache(
+    taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a file system refuses at the first block, or after a part of it."""
+    write, blocks_left = os.write, [taken]
+
+    def refuse(descriptor: int, data: bytes) -> int:
+        if not blocks_left[0]:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        blocks_left[0] -= 1
+        return write(descriptor, memoryview(data)[: store.BLOCK_BYTES])
+
+    monkeypatch.setattr(os, "write", refuse)
+    store.replace_file(tmp_path / "a", LARGE)
+    assert everything(tmp_path) == {"a": LARGE}
+
+
+def test_a_disk_that_fills_up_in_a_large_file_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.replace_file(tmp_path / "a", b"earlier")
+
+    def fill(descriptor: int, data: bytes) -> int:
+        raise FULL
+
+    monkeypatch.setattr(os, "write", fill)
+    with pytest.raises(OSError, match="No space left"):
+        store.replace_file(tmp_path / "a", LARGE)
+    assert everything(tmp_path) == {"a": b"earlier"}
 
 
 def test_an_error_names_a_path_that_cannot_be_written(tmp_path: Path) -> None:
