@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,13 +13,14 @@ from unittest import mock
 import pytest
 import torch
 from fault_net import STRICT, Net, toys
-from fault_toy import JOB, SITES, by_hand, toy_job
+from fault_toy import JOB, SITES, Toy, by_hand, toy_job
 
 from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.messages import Attached, Frame, Reply, Request, encode_message
-from fednotes.core.update import Update
+from fednotes.core.update import Tensors, Update
+from fednotes.engines import deployed
 from fednotes.engines.requests import Answers, Event, Participants, Patience, RunState
 from fednotes.engines.rounds import RoundResult
 
@@ -52,6 +54,45 @@ def test_tensors_that_a_site_missed_are_sent_again(tmp_path: Path) -> None:
     assert torch.equal(sent["b"].tensors["x"], x["x"])
     frames = {id(frame) for site, request, frame in net.sent if request.task == "train"}
     assert len(frames) == 2  # sites that are sent the same have the same object
+
+
+@dataclass
+class Watched(Net):
+    """Hosts in this process, whose replies are known to be in memory or not."""
+
+    replies: list[weakref.ref[memoryview]] = field(default_factory=list)
+
+    def exchange(
+        self, frames: Mapping[str, Frame], **limits: Any
+    ) -> Iterator[tuple[str, Frame]]:
+        for site, frame in super().exchange(frames, **limits):
+            reply = memoryview(frame)
+            self.replies.append(weakref.ref(reply))
+            yield site, reply
+
+    def count_replies(self) -> int:
+        return sum(reply() is not None for reply in self.replies)
+
+
+def test_the_replies_are_freed_before_what_was_sent_is_copied(tmp_path: Path) -> None:
+    """The copy of the tensors that were sent before is freed earlier still."""
+    sites: dict[str, Any] = {site: lambda site=site: Toy(site) for site in SITES}
+    net = Watched(sites, tmp_path)
+    engine = net.engine(SITES)
+    copies, held = list[weakref.ref[torch.Tensor]](), list[tuple[int, int]]()
+
+    def copy(tensors: Tensors) -> dict[str, torch.Tensor]:
+        num_copies = sum(reference() is not None for reference in copies)
+        held.append((net.count_replies(), num_copies))
+        copied = core_tensors.copy_tensors(tensors)
+        copies.extend(map(weakref.ref, copied.values()))
+        return copied
+
+    with mock.patch.object(deployed, "copy_tensors", copy):
+        for turn in engine.rounds(0, 3):
+            engine.sum("train", {"x": torch.ones(4)}, round=turn.number)
+            turn.commit(State(turn.number + 1, {}, {}), {})
+    assert held == [(0, 0)] * 3
 
 
 def test_late_joiners_catch_up_on_the_tasks_before_the_first_round(

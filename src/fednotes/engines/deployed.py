@@ -225,6 +225,11 @@ class Deployed(Rounds):
         """Tell the sites that the job is over; they keep what they have stored."""
         self._members.send(self._members.present, END, timeout=self._patience.knock)
 
+    def _forget_sent_tensors(self) -> None:
+        """Free the tensors that were sent last, because others are about to be sent."""
+        self._sent_number = 0
+        self._sent_tensors = {}
+
     def _count_needed(self, sites: Collection[str]) -> int:
         """Return how many of the sites for which a request is meant must answer."""
         wanted = min(self._least, len(sites))
@@ -421,6 +426,7 @@ class _Exchange:
 
     Attributes:
         meant_sites: The sites for which the request is meant, reachable or not.
+        numbers: The number under which each site ran the task.
     """
 
     def __init__(
@@ -440,6 +446,8 @@ class _Exchange:
             self.sites = self._members.wait_for_sites(
                 self.least, prepare=not is_preparing, among=self.meant_sites
             )
+        if tensors:
+            engine._forget_sent_tensors()
         # A first request without tensors refers to those of an earlier request, which
         # sites that do not have them receive with it.
         tensors_of_request = engine._sent_number if is_first and not tensors else 0
@@ -456,7 +464,8 @@ class _Exchange:
         )
         self.request = replace(request, counted=self._counted)
         self._attached = Attached()
-        self._answers = Answers()
+        self._answers = Answers()  # to the task, without the replies, which are large
+        self.numbers: dict[str, int] = {}
         self._refusals: list[str] = []
         self._moved: set[str] = set()  # sites without the state this request builds on
 
@@ -470,11 +479,6 @@ class _Exchange:
     def _counted(self) -> dict[str, int]:
         """The number of the last request that counts, of each site that is meant."""
         return {site: self._members.counted[site] for site in self.meant_sites}
-
-    @property
-    def numbers(self) -> Mapping[str, int]:
-        """The number under which each site ran the task."""
-        return {site: reply.number for site, reply in self._answers.replies.items()}
 
     def run_task(
         self, attached: Attached | None = None, *, sites: Sites = None
@@ -497,7 +501,10 @@ class _Exchange:
             catch_up=True,
             may_repeat=self.request.first,
         )
-        return self._answers.replies
+        replies = self._answers.replies
+        self._answers.replies = {}
+        self.numbers = {site: reply.number for site, reply in replies.items()}
+        return replies
 
     def run_stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
@@ -525,7 +532,7 @@ class _Exchange:
             return {site: requests[id(attached[site])] for site in sites}
 
         # Once a site has run the task, catching up would undo it.
-        may_repeat = self.request.first and not self._answers.replies
+        may_repeat = self.request.first and not self.numbers
         answers = self._members.ask_and_repeat(
             tuple(attached),
             make_requests,
@@ -545,6 +552,7 @@ class _Exchange:
         """
         lost = self._moved | self._answers.moved
         self._answers = Answers()
+        self.numbers = {}
         if self.request.first:
             self._members.catch_up(self.sites)
         else:
