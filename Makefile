@@ -1,23 +1,24 @@
-# make demo   three synthetic sites train together
-# make test   the test suite
-# make test-medspacy  a model in a medspaCy pipeline, in .venv-medspacy: that holds spaCy 3.7 and NumPy 1.26
-# make mutate each line that docs/papers.md points at is changed: its tests must notice
-# make lint   style and types
-# make bench  every benchmark, each ratio beside its limits and goal
-# make docs   the pages as a site: build/site
-# make wheel  the package as a wheel in dist, tried from a folder of its own
-# make sbom   what is installed in .venv, as CycloneDX: build/sbom.json
-# make audit  known flaws of what is installed in .venv; asks the package index
-# make clean  removes the virtual environment, runs and caches
+# make demo    train three synthetic sites together
+# make test    run the test suite
+# make test-medspacy  test a model in a medspaCy pipeline, in .venv-medspacy (spaCy 3.7, NumPy 1.26)
+# make mutate  change each line that docs/papers.md names, and check that its tests notice
+# make lint    check style, types and imports
+# make format  format the code
+# make bench   run all benchmarks; print each ratio beside its limits and goal
+# make docs    build the web site of the pages in build/site
+# make wheel   build a wheel in dist, and try it in an empty folder
+# make sbom    list the packages in .venv as CycloneDX, in build/sbom.json
+# make audit   check the packages in .venv for known vulnerabilities; asks the package index
+# make clean   remove the virtual environments, runs, builds and caches
 #
-# Everything lives in .venv; pip and `make audit` alone use the network.
+# Everything is installed in .venv. Only pip and `make audit` use the network.
 
 PYTHON ?= python3
-# Which build of it comes is the package index's choice; CONTRIBUTING.md says how to get another.
+# The package index decides which build is installed; CONTRIBUTING.md says how to get another one.
 TORCH ?= torch==2.13.0
 # More arguments for pytest and for tools/mutate.py: make test ARGS="-k crf".
 ARGS ?=
-# A process a core; none for tests that start processes of their own: make test WORKERS=
+# One process per core. Use none for tests that start processes themselves: make test WORKERS=
 WORKERS ?= -n auto --dist worksteal
 
 # Tests start many processes, and pytest rewrites every test file: without bytecode files
@@ -28,7 +29,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := build/tools
 MEDSPACY := .venv-medspacy
-# Errors alone: twice quiet leaves out warnings of caches, versions and users.
+# -qq shows only errors, without warnings about caches, versions and users.
 INSTALL := pip install -qq --disable-pip-version-check --root-user-action=ignore
 
 .DEFAULT_GOAL := help
@@ -70,7 +71,7 @@ docs: $(VENV)/.dev
 	@echo "build/site/index.html; its search needs a server:" \
 		"$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
-# From a folder with nothing but what the wheel holds, before the editable install of .venv.
+# PYTHONPATH puts the content of the wheel before the editable install of .venv.
 wheel: $(VENV)/.base $(TOOLS)/.done
 	rm -rf dist build/wheel build/wheel-demo
 	$(TOOLS)/bin/python -m build --outdir dist > build/wheel.log 2>&1 || { tail build/wheel.log >&2; exit 1; }
@@ -85,23 +86,23 @@ sbom: $(VENV)/.dev $(TOOLS)/.done
 	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		--output-file build/sbom.json $(BIN)/python
 
-# A package with flaws that are long known tells whether their list can be reached: without it
-# pip-audit finds nothing wrong with anything.
+# If pip-audit cannot reach the list of vulnerabilities, it finds none. It is therefore first tried
+# on a package whose vulnerabilities have long been known.
 audit: $(VENV)/.dev $(TOOLS)/.done
 	@echo jinja2==2.4.1 > build/known
 	@$(TOOLS)/bin/pip-audit --no-deps --disable-pip --requirement build/known 2> /dev/null \
-		| grep -q 'PYSEC\|GHSA\|CVE' || { echo "make audit asks the package index for known flaws, which gives none" \
-			"from here: run it on a machine that reaches it, or give build/sbom.json to a" \
-			"scanner of yours" >&2; exit 1; }
+		| grep -q 'PYSEC\|GHSA\|CVE' || { echo "make audit cannot get known vulnerabilities from the package index:" \
+			"run it on a machine that reaches the index, or give build/sbom.json" \
+			"(make sbom) to a scanner of your own" >&2; exit 1; }
 	PIPAPI_PYTHON_LOCATION=$(BIN)/python $(TOOLS)/bin/pip-audit --local --skip-editable
 
-# These stay out of the environment that they judge.
+# These tools are not installed in the environment that they examine.
 $(TOOLS)/.done:
 	$(PYTHON) -m venv --clear $(TOOLS)
 	$(TOOLS)/bin/python -m $(INSTALL) 'build>=1.2,<2' 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
 	@touch $@
 
-# medspaCy stays out of .venv, whose NumPy and spaCy are newer than it takes.
+# medspaCy is not installed in .venv, because it needs older versions of NumPy and spaCy.
 $(MEDSPACY)/.done: pyproject.toml
 	$(PYTHON) -m venv --clear $(MEDSPACY)
 	$(MEDSPACY)/bin/python -m $(INSTALL) '$(TORCH)'
@@ -112,8 +113,8 @@ clean:
 	rm -rf $(VENV) $(MEDSPACY) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment with torch alone. Torch comes first and pinned, so that nothing later pulls in
-# another build of it.
+# An environment with only torch. Torch is installed first, with a fixed version, so that no other
+# package replaces it with another build.
 $(VENV)/.torch:
 	@command -v $(PYTHON) > /dev/null || { \
 		echo "fednotes needs Python 3.11 or newer, and there is no '$(PYTHON)' here:" \
@@ -129,7 +130,7 @@ $(VENV)/.base: $(VENV)/.torch pyproject.toml
 	$(BIN)/python -m $(INSTALL) -e .
 	@touch $@
 
-# The development environment is the base one and more.
+# The development environment extends the base environment.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(BIN)/python -m $(INSTALL) -e '.[dev]'
 	@touch $(VENV)/.base $@
