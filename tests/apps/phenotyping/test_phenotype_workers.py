@@ -131,7 +131,7 @@ def test_findings_from_workers_equal_those_of_one_process(
     content, printed = contents[0]
     assert b"p7" in content
     assert b"many" not in content
-    assert "1 patient(s) left out: too many concepts" in printed
+    assert "left out 1 patient with too many concepts" in printed
 
 
 def test_a_model_loaded_with_workers_finds_what_one_without_finds(
