@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -249,6 +250,25 @@ def test_obo_options_select_terms_and_ids(file: File) -> None:
         read_dictionary(path, ids="UMLS")
     with pytest.raises(ConfigError, match="did you mean 'EXACT'"):
         read_dictionary(path, scopes=["EXAKT"])
+
+
+def test_a_term_with_too_many_cross_references_is_refused(file: File) -> None:
+    """Each of them would get all synonyms: 1 MB of text would give 400 million."""
+    lines = ["[Term]", "id: HP:1", "name: gout"]
+    lines += [f'synonym: "gout {number}" EXACT []' for number in range(1000)]
+    lines += [f"xref: UMLS_CUI:C{number:07d}" for number in range(1000)]
+    path = file("\n".join(lines), "d.obo")
+    with pytest.raises(DataError, match="term HP:1 has 1,000 cross-references to UMLS"):
+        read_dictionary(path, ids="UMLS_CUI")
+    assert read_dictionary(path).concepts == ("HP:1",)
+
+
+def test_a_term_of_many_concepts_is_read_in_linear_time() -> None:
+    entries = [(f"C{number}", "gout") for number in range(60_000)]
+    start = time.process_time()
+    dictionary = build_dictionary(entries)
+    assert dictionary.get_concepts(0) == tuple(range(60_000))
+    assert time.process_time() - start < 5  # it was half a minute
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from fednotes.apps.phenotyping.tables import (
     split_cells,
     split_lines,
 )
+from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, DataError, suggest_name
 
 _LISTS = tomllib.loads(
@@ -101,13 +102,15 @@ class Dictionary:
 def build_dictionary(entries: Iterable[tuple[str, str]]) -> Dictionary:
     """Return a dictionary with these (concept, term) pairs, whatever their order."""
     numbers: dict[str, int] = {}  # concept -> its number, in order of reading
-    # Most terms denote one concept, and a number takes less memory than a tuple.
-    numbers_of_term: dict[str, int | tuple[int, ...]] = {}
+    # Most terms denote one concept, and a number takes less memory than a set.
+    numbers_of_term: dict[str, int | set[int]] = {}
     for concept, term in entries:
         number = numbers.setdefault(concept, len(numbers))
-        known = _make_tuple(numbers_of_term.setdefault(term, number))
-        if number not in known:
-            numbers_of_term[term] = (*known, number)
+        known = numbers_of_term.setdefault(term, number)
+        if isinstance(known, set):
+            known.add(number)
+        elif known != number:
+            numbers_of_term[term] = {known, number}
 
     concepts = tuple(sorted(numbers))
     terms = tuple(sorted(numbers_of_term))
@@ -115,12 +118,12 @@ def build_dictionary(entries: Iterable[tuple[str, str]]) -> Dictionary:
     index_of_number[[numbers[concept] for concept in concepts]] = np.arange(
         len(concepts)
     )
-    lists = [_make_tuple(numbers_of_term[term]) for term in terms]
+    lists = [_list_numbers(numbers_of_term[term]) for term in terms]
     members = np.fromiter(
         (
             index
             for numbers_of_one in lists
-            for index in sorted(index_of_number[list(numbers_of_one)].tolist())
+            for index in sorted(index_of_number[numbers_of_one].tolist())
         ),
         np.int32,
     )
@@ -128,9 +131,9 @@ def build_dictionary(entries: Iterable[tuple[str, str]]) -> Dictionary:
     return Dictionary(concepts, terms, bounds=bounds, members=members)
 
 
-def _make_tuple(numbers: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return one number or several as a tuple."""
-    return (numbers,) if isinstance(numbers, int) else numbers
+def _list_numbers(numbers: int | set[int]) -> list[int]:
+    """Return one number or several as a list."""
+    return [numbers] if isinstance(numbers, int) else list(numbers)
 
 
 def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dictionary:
@@ -355,6 +358,9 @@ def _read_concepts_of_types(
 
 _SYNONYM = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(EXACT|RELATED|NARROW|BROAD)?')
 _ESCAPE = re.compile(r"\\(.)")
+# Cross-references of one kind to a term. Each of them gets all of the term's synonyms,
+# so without a bound, a small file could have billions of entries.
+_MAX_REFERENCES = 100
 # The values of each tag. The tag "" marks a line that cannot be read.
 _Stanza = dict[str, list[str]]
 
@@ -375,7 +381,8 @@ def _read_obo(
 
     Raises:
         ConfigError: A scope is unknown.
-        DataError: Most terms are damaged, or no term can be used.
+        DataError: Most terms are damaged, no term can be used, or one has too many
+            cross-references.
     """
     for scope in scopes:
         if scope not in SCOPES:
@@ -390,8 +397,15 @@ def _read_obo(
         if _is_obsolete(stanza):
             continue
         concepts = _list_ids(stanza, ids)
+        if len(concepts) > _MAX_REFERENCES:
+            raise DataError(
+                f"{path}: the term {clean(stanza['id'][0].strip(), NAME)} has "
+                f"{len(concepts):,} cross-references to {ids}, but at most "
+                f'{_MAX_REFERENCES:,} are read: set ids = "own"'
+            )
+        terms = _list_terms(stanza, scopes)
         for concept in concepts:
-            for term in _list_terms(stanza, scopes):
+            for term in terms:
                 is_empty = False
                 yield TermEntry(concept, term)
     if is_empty:
@@ -439,7 +453,7 @@ def _list_ids(stanza: _Stanza, kind: str) -> list[str]:
     references = [value.split()[0] for value in stanza.get("xref", ()) if value.strip()]
     prefix = f"{kind}:"
     ids = [text.partition(":")[2] for text in references if text.startswith(prefix)]
-    return [id for id in ids if id]
+    return list(dict.fromkeys(id for id in ids if id))
 
 
 def _read_stanzas(path: Path) -> Iterator[tuple[int, _Stanza]]:
