@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -230,6 +231,27 @@ def forged(kits: Kits) -> bytes:
     builder = builder.add_extension(x509.CRLNumber(99), critical=False)
     listed = builder.sign(read_kit_key(kits["h2"] / "startup/client"), hashes.SHA256())
     return Trust(genuine.roots, (), listed).encode()
+
+
+def test_of_two_lists_that_arrive_at_once_the_newer_one_stays(
+    kits: Kits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h1 = kits["h1"]
+    first, second = revoke(kits, "h2"), revoke(kits, "admin")
+    newer = Thread(target=lambda: install_trust(h1, second))
+    require_signed = trust._require_signed
+
+    def check_slowly(*lists: Trust) -> Any:
+        """Let the newer list arrive once the older one has been compared."""
+        if newer.ident is None:
+            newer.start()
+            newer.join(timeout=1)
+        return require_signed(*lists)
+
+    monkeypatch.setattr(trust, "_require_signed", check_slowly)
+    install_trust(h1, first)
+    newer.join()
+    assert trusted(h1).number == Trust.parse(second).number
 
 
 def test_a_trust_list_not_signed_by_the_authority_is_refused(

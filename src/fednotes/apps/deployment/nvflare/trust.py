@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 from fednotes.apps.deployment.nvflare.kit import WATCH
 from fednotes.core.errors import ConfigError, RefusedError, needs, raising_if_unreadable
 from fednotes.core.parsing import open_regular, read_regular
-from fednotes.core.store import write_text
+from fednotes.core.store import locking_file, write_text
 
 with needs("cryptography", "deploy"):
     from cryptography import x509
@@ -34,6 +34,7 @@ with needs("cryptography", "deploy"):
 T = TypeVar("T")
 ROOTS_FILE = "rootCA.pem"
 TRUST_FILE = "trust.pem"
+LOCK_FILE = "startup/.trust.lock"  # in a kit; held while a list is installed
 REMEDY = "ask for a new kit"
 CLOCK_TOLERANCE = timedelta(minutes=5)  # maximum difference between clocks
 # Maximum size of a trust list, enough for some 800 revoked certificates. A list must
@@ -228,6 +229,13 @@ def install_trust(kit: Path, data: bytes) -> bool:
             than the kit's own, or it was cut short. The kit is unchanged.
     """
     new_list = Trust.parse(data)
+    # Of two lists that arrive at the same time, the older one must not come last.
+    with locking_file(kit / LOCK_FILE):
+        return _install_newer(kit, new_list)
+
+
+def _install_newer(kit: Path, new_list: Trust) -> bool:
+    """Install a parsed trust list in a kit; see `install_trust`."""
     current_list = Trust.read(kit / "startup")
     root = _require_signed(new_list, current_list)
     is_installed = (
