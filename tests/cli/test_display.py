@@ -37,13 +37,15 @@ from fednotes.jobs.compare import Comparison
 from fednotes.jobs.job import Sites, count_data
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.mention_causes import find_missed_types
-from fednotes.jobs.parts import Part, Traffic, list_parts
-from fednotes.jobs.progress import LARGE_BYTES
-from fednotes.jobs.remarks import (
+from fednotes.jobs.parts import (
+    Part,
+    Traffic,
     explain_incomparable_conditions,
-    find_low_pooled_scores,
+    list_parts,
 )
+from fednotes.jobs.progress import LARGE_BYTES
 from fednotes.jobs.results import PairedDifference, RunResult
+from fednotes.jobs.score_causes import find_low_pooled_scores
 from fednotes.jobs.simulate import simulate
 from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import SpanCounts

@@ -57,7 +57,7 @@ REQUEST = Request(
     preparing=True,
     tensors_of_request=16,
     counted={"mercy": 16, "st. ann": 0},
-    marks=(3, 9),
+    checkpoint_numbers=(3, 9),
     tensors=EVERY | ODD,
     options={"round": 4, "rate": 0.1, "warm": False, "names": "a,b", "low": -3},
     attached=Attached(
@@ -420,7 +420,7 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     "count",
-    [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)],
+    [20_000, pytest.param(1_000_000, checkpoint_numbers=pytest.mark.slow)],
     ids="{:,}".format,
 )
 def test_random_malformed_frames_are_refused_within_little_memory(count: int) -> None:
@@ -498,7 +498,7 @@ def test_a_header_that_could_exceed_the_bound_is_not_parsed() -> None:
         assert tracemalloc.get_traced_memory()[1] < 2.1 * 2**20
         tracemalloc.stop()
     with pytest.raises(WireError, match="header is too large"):
-        encode_message(Request("j", 1, 1, "t", marks=tuple(range(2**16))))
+        encode_message(Request("j", 1, 1, "t", checkpoint_numbers=tuple(range(2**16))))
 
 
 def test_large_models_and_many_metrics_fit_into_a_message() -> None:

@@ -78,9 +78,9 @@ class Server:
         marks."""
         for round in range(rounds):
             marks = tuple(mark for mark, _ in self.marks[-2:])
-            self.train(round, marks=marks)
+            self.train(round, checkpoint_numbers=marks)
             if round % every == every - 1:
-                self.ask(CHECKPOINT, marks=marks)
+                self.ask(CHECKPOINT, checkpoint_numbers=marks)
                 self.marks.append((self.number, self.counted))
 
     def train(self, round: int, **fields: Any) -> Reply:
@@ -214,7 +214,7 @@ def test_the_server_can_return_to_its_last_two_checkpoints_only(
         server.play(8, 2)
         mark, counted = server.marks[-1 - back]
         again = Server(host(folder), 2, mark, counted)
-        reply = again.ask(BEGIN, marks=(mark,))
+        reply = again.ask(BEGIN, checkpoint_numbers=(mark,))
         rounds = 8 - 2 * back
         if back == 3:  # two, and the one that the server was just writing, are kept
             assert "cannot return to its state after request" in reply.refusal
@@ -234,7 +234,7 @@ def test_a_site_that_missed_a_checkpoint_can_still_return_to_it(
     for round in range(3, 8):
         if round == 5:  # from here on, states are written
             server.host = host(tmp_path, keeping=0.0)
-        server.train(round, marks=(mark,))
+        server.train(round, checkpoint_numbers=(mark,))
     again = Server(host(tmp_path), 2, mark, counted)
     assert local_metric(again.ask("finish", X, first=True)) == reference(3)
 
@@ -254,9 +254,9 @@ def test_a_site_keeps_no_more_checkpoints_than_an_honest_server_has(
     server = Server(host(tmp_path, keeping=0.0))
     for round in range(12):
         marks = tuple(range(server.number + 1))
-        server.train(round, marks=marks)
+        server.train(round, checkpoint_numbers=marks)
         if checkpoints:
-            server.ask(CHECKPOINT, marks=marks)
+            server.ask(CHECKPOINT, checkpoint_numbers=marks)
     assert len(list((tmp_path / "states").iterdir())) <= 4
     assert len(list((tmp_path / "journal").iterdir())) <= 8
     assert local_metric(server.ask("finish", X)) == reference(12)
@@ -267,7 +267,7 @@ def test_the_newest_checkpoints_are_kept_in_any_order(tmp_path: Path) -> None:
     server.play(4, 1)
     (older, counted), (newer, _) = server.marks[-2:]
     for round in (4, 5):
-        server.train(round, marks=(newer, newer, older, 1, 0))
+        server.train(round, checkpoint_numbers=(newer, newer, older, 1, 0))
     again = Server(host(tmp_path), 2, older, counted)
     assert local_metric(again.ask("finish", X, first=True)) == reference(3)
 

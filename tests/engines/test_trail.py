@@ -80,7 +80,7 @@ def test_the_question_does_not_depend_on_numbers_of_requests_rounds_and_runs() -
         round=8,
         preparing=True,
         counted={"a": 6},
-        marks=(1, 2),
+        checkpoint_numbers=(1, 2),
         each=True,
     )
     assert trail.add_request(other_numbers, received(X)).question == question

@@ -29,7 +29,6 @@ from fednotes.core.errors import (
 )
 from fednotes.core.pipes import PipeClosedError
 from fednotes.engines.remote_programs import wait_for_links
-from fednotes.jobs.remarks import remark_on_processors
 from fednotes.jobs.workers.actor import describe_node, read_processor
 from fednotes.jobs.workers.cluster import (
     ActorProcess,
@@ -39,6 +38,7 @@ from fednotes.jobs.workers.cluster import (
     require_fitting_node,
     share_gpus,
 )
+from fednotes.jobs.workers.pool import remark_on_processors
 from fednotes.jobs.workers.worker_process import WorkerProcess
 
 # how many workers a cluster has room for

@@ -20,8 +20,8 @@ from fednotes.jobs.diagnosis.evidence import read_run_evidence
 from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.next_run import find_command
 from fednotes.jobs.kinds.mention_causes import find_missed_types
-from fednotes.jobs.remarks import find_empty_scores
 from fednotes.jobs.results import PairedDifference
+from fednotes.jobs.score_causes import find_empty_scores
 
 DRUGS = ("zebulol", "zebumab", "zebutin", "zebupril")
 SENTENCES = 120

@@ -29,7 +29,6 @@ from fednotes.jobs.results import RunResult
 from fednotes.jobs.seeds import simulate_seeds
 from fednotes.jobs.simulate import simulate
 from fednotes.jobs.workers import child_process, dealing, pool
-from fednotes.jobs.workers.commands import require_equal_data
 from fednotes.jobs.workers.dealing import (
     Pace,
     check_workers,
@@ -44,6 +43,7 @@ from fednotes.jobs.workers.dealing import (
     parse_workers,
 )
 from fednotes.jobs.workers.turns import Turns
+from fednotes.jobs.workers.worker_messages import require_equal_data
 
 
 @pytest.fixture(autouse=True)

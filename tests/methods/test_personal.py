@@ -254,7 +254,7 @@ def test_the_own_model_equals_training_alone(
         assert isinstance(own_config, finetune.Config)
         (alone,) = train([data], own_config)
         assert type(alone) is finetune.Site
-        assert_same(values(member.own.parameters), values(alone.parameters))
+        assert_same(values(member.own_site.parameters), values(alone.parameters))
         assert member.scores["parts"]["own"]["strict"] == alone.scores["strict"]
 
 
@@ -276,7 +276,7 @@ def test_sites_that_share_nothing_do_not_affect_each_other(
     assert make_initial_parameters(settings) == {}
     members = train(sites, settings)
     own_values, second = (
-        values(members[0].own.parameters),
+        values(members[0].own_site.parameters),
         values(members[0].parameters),
     )
     sent = members[0].train({}, cycle=1)
@@ -287,7 +287,7 @@ def test_sites_that_share_nothing_do_not_affect_each_other(
     ]
     again = train(others, settings)
     assert_same(second, values(again[0].parameters))
-    assert_same(own_values, values(again[0].own.parameters))
+    assert_same(own_values, values(again[0].own_site.parameters))
     assert not torch.equal(own_values["lora.up"], second["lora.up"])
 
 
@@ -302,7 +302,7 @@ def test_the_own_model_does_not_depend_on_missed_cycles(encoder: Path) -> None:
         away.train(sent, cycle=cycle)
     away.train(sent, cycle=9)  # that the job has not
     away.finish(sent)
-    assert_same(values(away.own.parameters), values(always.own.parameters))
+    assert_same(values(away.own_site.parameters), values(always.own_site.parameters))
 
 
 def test_a_site_without_held_out_notes_keeps_its_last_own_model(encoder: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_site_without_held_out_notes_keeps_its_last_own_model(encoder: Path) -
         personal.METHOD.configure_alone(settings, sites)[1], keep_cycle=0
     )
     (alone,) = train([sites[1]], own_config)
-    assert_same(values(member.own.parameters), values(alone.parameters))
+    assert_same(values(member.own_site.parameters), values(alone.parameters))
 
 
 def test_the_mix_weighs_both_models_and_is_learnt(encoder: Path) -> None:
@@ -332,7 +332,7 @@ def test_the_mix_weighs_both_models_and_is_learnt(encoder: Path) -> None:
             torch.log_softmax(model._read(site.train_set, np.array([n])).logits, 1)
             .detach()
             .numpy()
-            for model in (site.own.model.eval(), site.model.eval())
+            for model in (site.own_site.model.eval(), site.model.eval())
         )
         mixed = np.exp(0.75 * own_log_probabilities + 0.25 * federated)
         labels = {"pain": 1, "nausea": 1, "metoprolol": 3}
@@ -397,7 +397,7 @@ def test_the_saved_model_has_the_reported_scores(encoder: Path, tmp_path: Path) 
                 personal.METHOD.configure_alone(settings, sites)[sites.index(data)],
             )[0]
             assert parts["own"]["strict"] == alone_site.scores["strict"]
-            changed = member.own.model.trainable()["lora.up"]
+            changed = member.own_site.model.trainable()["lora.up"]
             assert not torch.equal(changed, member.model.trainable()["lora.up"])
             assert_same(
                 values(member._own_model.trainable()),
@@ -501,7 +501,8 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
         member.finish(server.result)
         assert_same(values(started[member.id].parameters), values(member.parameters))
         assert_same(
-            values(started[member.id].own.parameters), values(member.own.parameters)
+            values(started[member.id].own_site.parameters),
+            values(member.own_site.parameters),
         )
         assert started[member.id].scores == member.scores
     assert_same(dict(final.tensors), dict(server.state().tensors))

@@ -593,7 +593,7 @@ def audited(
     site: Any = object.__new__(private.DPSite)
     site.promise = private.Promise(privacy, 1.5, 10**6, 1)
     site.support = CanarySupport()
-    site.site, site._own, site.steps = Canaries(count), {}, 0
+    site.site, site._private, site.steps = Canaries(count), {}, 0
     site._shared, site._noise_secret, site._data = site.site.shared, SECRET, b""
     site._name_request, site._kept, site._agreed = bytes, {}, {}
     site._config, site.units = (

@@ -131,12 +131,12 @@ def test_a_run_saves_only_the_model_trained_with_noise(
     members[0] = PRIVATE.make_site(
         sites[0], config, secret=bytes(32), directory=tmp_path / "a"
     )
-    untrained = copy_tensors(members[0].site.own.parameters)
+    untrained = copy_tensors(members[0].site.own_site.parameters)
     final = PRIVATE.train(InProcess(members), config)
     assert final.round == 4
     assert {"parts", "unseen"}.isdisjoint(members[0].scores)
     assert "strict" in members[0].scores
-    own_parameters = members[0].site.own.parameters
+    own_parameters = members[0].site.own_site.parameters
     assert all(
         torch.equal(own_parameters[name], value) for name, value in untrained.items()
     )

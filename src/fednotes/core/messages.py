@@ -144,7 +144,8 @@ class Request:
             request whose tensors are used; 0 if none are ("told" in the header).
         counted: For each site for which the request is meant, the number of its last
             request whose reply counts.
-        marks: Numbers of the checkpoints to which the server may return.
+        checkpoint_numbers: Numbers of the checkpoints to which the server may return
+            ("marks" in the header).
         each: Whether the method reads this site's own update instead of a sum.
         tensors: Tensors of the method.
         options: Options of the task.
@@ -160,7 +161,9 @@ class Request:
     preparing: bool = False
     tensors_of_request: Count = field(default=0, metadata=_header_name("told"))
     counted: Mapping[Name, Count] = field(default_factory=dict)
-    marks: tuple[Count, ...] = ()
+    checkpoint_numbers: tuple[Count, ...] = field(
+        default=(), metadata=_header_name("marks")
+    )
     each: bool = False
     tensors: Tensors = field(default_factory=dict)
     options: Mapping[Name, Option] = field(default_factory=dict)

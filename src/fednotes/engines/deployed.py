@@ -134,7 +134,9 @@ class Deployed(Rounds):
             clock=clock,
             sleep=sleep,
         )
-        self._members.marks = tuple(self._files.read_facts(_read_request_number))
+        self._members.checkpoint_numbers = tuple(
+            self._files.read_facts(_read_request_number)
+        )
 
         # Whether the first round is still to come.
         self._is_preparing = position.state is None
@@ -156,7 +158,7 @@ class Deployed(Rounds):
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
         """Run `task` at the sites of this round and add their updates."""
-        exchange = _Exchange(self, task, tensors or {}, options)
+        exchange = _DeployedExchange(self, task, tensors or {}, options)
         total = self._summing.sum_updates(exchange)
         self._close(exchange, total.included)
         return total
@@ -168,7 +170,7 @@ class Deployed(Rounds):
 
         The request says that updates will not be summed; a site's policy may refuse it.
         """
-        exchange = _Exchange(self, task, tensors or {}, options)
+        exchange = _DeployedExchange(self, task, tensors or {}, options)
         exchange.request = replace(exchange.request, each=True)
         updates = self._summing.collect_updates(exchange)
         self._close(exchange, updates)
@@ -235,7 +237,7 @@ class Deployed(Rounds):
         wanted = min(self._least, len(sites))
         return max(wanted, self._summing.find_threshold(len(sites)))
 
-    def _close(self, exchange: _Exchange, included: Collection[str]) -> None:
+    def _close(self, exchange: _DeployedExchange, included: Collection[str]) -> None:
         """Record which sites took part; the others miss the rest of the round.
 
         Raises:
@@ -321,7 +323,9 @@ class Deployed(Rounds):
             prologue.append([request.task, dict(request.options)])
         facts = {"progress": asdict(progress), "prologue": prologue}
         self._files.save(state, parts, facts)
-        members.marks = (*members.marks, members.number)[-KEPT_CHECKPOINTS:]
+        members.checkpoint_numbers = (*members.checkpoint_numbers, members.number)[
+            -KEPT_CHECKPOINTS:
+        ]
         self._save_time = self._clock()
 
 
@@ -421,7 +425,7 @@ def _record_start(directory: Path, job: str) -> int:
     return server_start
 
 
-class _Exchange:
+class _DeployedExchange:
     """One request of a method and its replies (`summing.Exchange`).
 
     Attributes:

@@ -361,26 +361,26 @@ class Journal:
             self.undo_to(-1)
             self._begin()
 
-    def forget(self, marks: Collection[int]) -> None:
+    def forget(self, checkpoint_numbers: Collection[int]) -> None:
         """Delete states and requests that no later restart can need.
 
         The site needs them for its present state, and for each checkpoint to which the
         server may return.
 
         Args:
-            marks: The request numbers of the server's checkpoints.
+            checkpoint_numbers: The request numbers of the server's checkpoints.
         """
         states = self.states
         requests = self._list_numbers(REQUEST)
         newest_state = states[-1]
         needed_states = {newest_state}
         needed_requests = {number for number in requests if number > newest_state}
-        for mark in marks:
-            start = self._find_newest_state(mark)
+        for checkpoint in checkpoint_numbers:
+            start = self._find_newest_state(checkpoint)
             if start is not None:
                 needed_states.add(start)
                 needed_requests |= {
-                    number for number in requests if start < number <= mark
+                    number for number in requests if start < number <= checkpoint
                 }
         needed_requests |= {
             self._find_newest_with_tensors(number) for number in needed_states
@@ -645,7 +645,7 @@ class OpenedSums:
         FednotesError: The file cannot be read.
 
     Attributes:
-        lost: Whether nothing was opened since the site's files were damaged.
+        has_lost_files: Whether nothing was opened since the site's files were damaged.
     """
 
     _content = "what it opened"  # of the file, for messages
@@ -654,16 +654,16 @@ class OpenedSums:
         self._site = site
         self._path = path
         self._survivors: dict[bytes, tuple[str, ...]] = {}
-        self.lost = False
+        self.has_lost_files = False
         for line in _read_lines(path, self._content, keep_ends=True):
             question, _, names = line.partition(" ")
             if line == LOST:
                 self._survivors = {}
-                self.lost = True
+                self.has_lost_files = True
                 continue
             try:
                 self._survivors[bytes.fromhex(question)] = tuple(parse_json(names))
-                self.lost = False
+                self.has_lost_files = False
             except (ValueError, TypeError):
                 continue  # truncated by a kill, so its answer did not leave
 
@@ -699,7 +699,7 @@ class OpenedSums:
         names = json.dumps(list(survivors), separators=(",", ":"))
         _append(self._path, f"{question.hex()} {names}\n", self._content)
         self._survivors[question] = tuple(survivors)
-        self.lost = False
+        self.has_lost_files = False
 
     def record_loss(self) -> None:
         """Forget all questions, because the site's own files were damaged.
@@ -709,7 +709,7 @@ class OpenedSums:
         """
         _append(self._path, LOST, "what it opened")
         self._survivors = {}
-        self.lost = True
+        self.has_lost_files = True
 
     def __len__(self) -> int:
         """Return the number of questions."""

@@ -556,10 +556,10 @@ class SiteHost:
         An honest server has two checkpoints and may be writing a third. A site stores
         states for no more than these. Otherwise a dishonest server could fill its disk.
         """
-        marks = sorted(set(request.marks))[-KEPT_CHECKPOINTS:]
+        numbers = sorted(set(request.checkpoint_numbers))[-KEPT_CHECKPOINTS:]
         if request.task == CHECKPOINT:
-            marks.append(request.number)
-        self._journal.forget(marks)
+            numbers.append(request.number)
+        self._journal.forget(numbers)
 
     # ---- replies
 

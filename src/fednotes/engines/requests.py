@@ -215,11 +215,11 @@ class Participants:
         newest_tensors_at: For each site, the number of the last request with tensors
             that it answered.
         away: The sites that did not answer their last request.
-        marks: Numbers of the server's checkpoints.
+        checkpoint_numbers: Numbers of the server's checkpoints.
     """
 
     round = 0
-    marks: tuple[int, ...] = ()
+    checkpoint_numbers: tuple[int, ...] = ()
     _started = False
     _knocked = 0.0
 
@@ -438,7 +438,7 @@ class Participants:
             task,
             round=self.round,
             counted=dict(self.counted),
-            marks=self.marks,
+            checkpoint_numbers=self.checkpoint_numbers,
             **fields,
         )
 

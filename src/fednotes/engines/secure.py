@@ -275,7 +275,7 @@ class SecureSeal:
             The history in the terms of the request; None if the site has its own.
         """
         has_done_nothing = not asked.trained and not len(self._opened)
-        has_lost_history = self._opened.lost or has_done_nothing
+        has_lost_history = self._opened.has_lost_files or has_done_nothing
         if not self.strict or not has_lost_history or not request.attached.facts:
             return None
         history = wire.read_message(wire.Terms, request.attached.facts).history

@@ -102,7 +102,7 @@ class Simulation(Rounds):
         sent_tensors = tensors or {}
         if self.summing is not None:
             return self.summing.sum_updates(
-                _Exchange(self, task, sent_tensors, options)
+                _SimulatedExchange(self, task, sent_tensors, options)
             )
         # A generator, so that few updates are in memory at a time.
         updates = (
@@ -214,7 +214,7 @@ def _find_threshold_of_drawn(num_sites: int) -> int:
     return num_sites
 
 
-class _Exchange:
+class _SimulatedExchange:
     """One exchange of the secure sum (`summing.Exchange`).
 
     All sites of the task receive the same request.

@@ -257,3 +257,28 @@ def estimate_traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | N
         up *= 2
     rounds, _ = job.module.plan_rounds(config, sizes)
     return Traffic(rounds, up, down)
+
+
+def explain_incomparable_conditions(parts: Sequence[Part]) -> dict[str, str]:
+    """Return why the scores of conditions are not comparable with the others'.
+
+    Args:
+        parts: Parts of the run.
+
+    Returns:
+        The reason by condition, for those that are not comparable.
+    """
+    epochs = {part.condition: part.personal_epochs for part in parts}
+    longer = {
+        condition: count
+        for condition, count in epochs.items()
+        if count > epochs.get("pooled", count)
+    }
+    if not longer:
+        return {}
+    others = " and ".join(longer)
+    reason = (
+        f"The pooled model is trained without the {max(longer.values())} personal "
+        f"epochs at the end of {others}, so federated may exceed it"
+    )
+    return {"pooled": reason}

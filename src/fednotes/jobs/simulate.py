@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fednotes.core.federation import EVALUATE
 from fednotes.core.stopping import telling_how_to_resume
-from fednotes.core.store import holding_folder, write_json, write_text
+from fednotes.core.store import locking_run_folder, write_json, write_text
 from fednotes.core.types import SiteData
 from fednotes.engines.remote_programs import wait_for_links
 from fednotes.engines.rounds import RoundResult
@@ -36,18 +36,18 @@ from fednotes.jobs.metrics_file import (
     rewind_metrics,
 )
 from fednotes.jobs.part_training import PartRun, SitesHere, train_part
-from fednotes.jobs.parts import Part, estimate_traffic, plan_rounds, prepare
+from fednotes.jobs.parts import (
+    Part,
+    estimate_traffic,
+    explain_incomparable_conditions,
+    plan_rounds,
+    prepare,
+)
 from fednotes.jobs.progress import (
     AnyListener,
     ProgressListener,
     reporting,
     to_listener,
-)
-from fednotes.jobs.remarks import (
-    explain_incomparable_conditions,
-    find_empty_scores,
-    find_low_pooled_scores,
-    remark_on_processors,
 )
 from fednotes.jobs.results import BASELINES, Outcome, PairedDifference, RunResult
 from fednotes.jobs.run_files import VERSION
@@ -64,6 +64,10 @@ from fednotes.jobs.run_folder import (
     require_run_folder,
     require_usable_folder,
 )
+from fednotes.jobs.score_causes import (
+    find_empty_scores,
+    find_low_pooled_scores,
+)
 from fednotes.jobs.workers.dealing import (
     Pace,
     count_useful_workers,
@@ -73,6 +77,7 @@ from fednotes.jobs.workers.pool import (
     SitesOfWorkers,
     TrainedPart,
     Workers,
+    remark_on_processors,
     running_workers,
 )
 from fednotes.jobs.workers.turns import Turns
@@ -131,7 +136,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
                 running_workers(device, workers, job.threads, cluster)
             )
         require_run_folder(out)
-        locks.enter_context(holding_folder(out))
+        locks.enter_context(locking_run_folder(out))
         require_usable_folder(job, out, resume=resume, overwrite=replaces_run)
 
         # The workers read the data at the same time as this process.
@@ -152,7 +157,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
 
         if replaces_run and move_aside(out):
             # The lock moved away with the earlier run, so lock the new folder too.
-            locks.enter_context(holding_folder(out))
+            locks.enter_context(locking_run_folder(out))
         facts = count_data(job, sites.data)
         files = digest_model_files(job)
         useful = count_useful_workers([len(part.sites) for part in parts])

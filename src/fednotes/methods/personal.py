@@ -17,7 +17,7 @@ Eq. 1). The combination is not a published method.
     there                   here
     W_B, base layers        `Site.shared`: "lora" and rows of `Config.shared_tags`
     W_P, personal layers    `Site.private`: "private" and the classifier's other rows
-    h_l, the local model    `Site.own`, a `finetune.Site`: bit for bit as trained alone
+    h_l, the local model    `Site.own_site`, a `finetune.Site`, bit for bit as alone
     h_c, the central model  `Site.model`, which is federated
     λ_k, the mixture        `Config.mix`, one for all sites
     soft targets, q         `Site.compute_targets`
@@ -323,9 +323,9 @@ class Site(finetune.Site):
         alone = averaging.remove_federation_settings(
             make_finetune_config(config, data.tags, batch="each")
         )
-        self.own = finetune.Site(data, alone, **options | {"count_step": 1})
-        self._own_model = self.own.model
-        self._own_start = copy_tensors(self.own.parameters)
+        self.own_site = finetune.Site(data, alone, **options | {"count_step": 1})
+        self._own_model = self.own_site.model
+        self._own_start = copy_tensors(self.own_site.parameters)
         self._start_own_server(None)
         super().__init__(
             data,
@@ -340,7 +340,7 @@ class Site(finetune.Site):
             resumed: The state to resume from; None at the first start.
         """
         self._own_server = averaging.Server(
-            self.own.config, self._own_start, summarise_mentions, resumed
+            self.own_site.config, self._own_start, summarise_mentions, resumed
         )
 
     def _choose_trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
@@ -367,7 +367,7 @@ class Site(finetune.Site):
     def take_share(self, tensors: Tensors, *, examples: int) -> Update:
         """Set this site's part of a shared mini-batch for both models; return it."""
         update = super().take_share(tensors, examples=examples)
-        self.own.share = self.share
+        self.own_site.share = self.share
         return update
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
@@ -397,11 +397,11 @@ class Site(finetune.Site):
         server = self._own_server
         while server.round < min(cycles, server.cycles):
             cycle = server.round
-            update = self.own.train(server.select_sent(), cycle=cycle)
+            update = self.own_site.train(server.select_sent(), cycle=cycle)
             total = Total.of([update])
             server.step(total.mean(), total)
             if server.is_evaluation_due and server.best.keeps_tensors:
-                counts = Total.of([self.own.evaluate(server.shared, cycle=cycle)])
+                counts = Total.of([self.own_site.evaluate(server.shared, cycle=cycle)])
                 has_held_out = (
                     summarise_mentions(counts.metrics)["held_out"] > -math.inf
                 )
@@ -419,35 +419,37 @@ class Site(finetune.Site):
         if self._settings.privacy is not None:
             return self._finish_privately()
 
-        self.own.model = self._own_model
+        self.own_site.model = self._own_model
         self._train_own(self.config.last_cycle)
-        load_into(self.own.parameters, self._own_server.result)
+        load_into(self.own_site.parameters, self._own_server.result)
         parts = self._score_parts()
         if self._settings.distil_epochs:
             targets = self.compute_targets()
-            self.own.model = _merge_classifier_rows(self.model)
+            self.own_site.model = _merge_classifier_rows(self.model)
             self._distil(targets)
         else:
-            self.own.model = _merge_classifier_rows(self.model)
-        tested = self.own.test_and_save()
-        self.scores = {**self.own.scores, "parts": parts}
+            self.own_site.model = _merge_classifier_rows(self.model)
+        tested = self.own_site.test_and_save()
+        self.scores = {**self.own_site.scores, "parts": parts}
         return Update(metrics=round_counts(tested.metrics, self.count_step))
 
     def _finish_privately(self) -> Update:
         """Test and save the federated model, the only one that is protected."""
-        self.own.model = _merge_classifier_rows(self.model)
-        self.own.tells_forms = self.tells_forms
-        update = self.own.test_and_save()
-        self.scores = self.own.scores
+        self.own_site.model = _merge_classifier_rows(self.model)
+        self.own_site.tells_forms = self.tells_forms
+        update = self.own_site.test_and_save()
+        self.scores = self.own_site.scores
         return update
 
     def _distil(self, targets: np.ndarray) -> None:
         """Train the federated model on soft targets, (tokens, tags)."""
-        corpus: EncoderCorpus = self.own.model.require_corpus(self.own.train_set)
+        corpus: EncoderCorpus = self.own_site.model.require_corpus(
+            self.own_site.train_set
+        )
         pairs = np.zeros((corpus.sentences, 0, 0), np.float32)
         # No tag is certain, so the loss is the cross-entropy with the targets.
         soft = replace(corpus, known=frozenset(), soft=Soft(targets, pairs))
-        train_on_soft_targets(soft, self.own, epochs=self._settings.distil_epochs)
+        train_on_soft_targets(soft, self.own_site, epochs=self._settings.distil_epochs)
 
     def compute_targets(self) -> np.ndarray:
         """Return soft targets of the training text, (tokens, tags).
@@ -466,7 +468,7 @@ class Site(finetune.Site):
         The mean of logits equals the mean of log-probabilities up to a constant per
         word, which cancels in the softmax.
         """
-        own_model = self.own.model
+        own_model = self.own_site.model
         assert isinstance(own_model, TokenClassifier)
         weight = np.float32(self._settings.mix)
         own_emissions = own_model.compute_emissions(corpus)
@@ -490,16 +492,16 @@ class Site(finetune.Site):
 
     def find_document_counts(self, site: str) -> NDArray[np.int64] | None:
         """Return the counts of the saved model; see `MethodSite`."""
-        return self.own.find_document_counts(site)
+        return self.own_site.find_document_counts(site)
 
     def score_on(self, site: SiteData) -> dict[str, Any]:
         """Return the saved model's scores on another site's test data."""
-        return self.own.score_on(site)
+        return self.own_site.score_on(site)
 
     @property
     def valid_score(self) -> float | None:
         """Strict F1 of the saved model on validation data; None without such data."""
-        return self.own.valid_score
+        return self.own_site.valid_score
 
     # State that must survive a restart.
 
@@ -512,7 +514,7 @@ class Site(finetune.Site):
         state = super().state()
         tensors = dict(state.tensors)
         facts = dict(state.facts)
-        children = {"own": self.own.state(), "alone": self._own_server.state()}
+        children = {"own": self.own_site.state(), "alone": self._own_server.state()}
         for name, child in children.items():
             tensors |= add_prefix(f"{name}.", child.tensors)
             facts[name] = {"round": child.round, "facts": dict(child.facts)}
@@ -521,7 +523,7 @@ class Site(finetune.Site):
     def restore(self, state: State) -> None:
         """Restore a saved state."""
         super().restore(state)
-        self.own.restore(_extract_child_state(state, "own"))
+        self.own_site.restore(_extract_child_state(state, "own"))
         self._start_own_server(_extract_child_state(state, "alone"))
 
 

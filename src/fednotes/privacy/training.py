@@ -409,7 +409,7 @@ class DPSite(MethodSite):
         self.num_examples = site.num_examples
         self.scores = site.scores
         self.steps = 0
-        self.lost = 0  # number of answers in which every gradient failed
+        self.noise_only_answers = 0  # number of answers in which every gradient failed
         self._config = config
         self._noise_secret = secret or secrets.token_bytes(32)
         self._name_request = name_request
@@ -459,13 +459,13 @@ class DPSite(MethodSite):
             self.support.begin(self.site, agreed)
         self._agreed = copy_tensors(agreed)
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
-        self._own: dict[str, torch.nn.Parameter] = self.site.private
-        self._adam = Adam(self._own, self._config.learning_rate)
+        self._private: dict[str, torch.nn.Parameter] = self.site.private
+        self._adam = Adam(self._private, self._config.learning_rate)
         shared_grid, private_grid = self.promise.grids
         # Layer to the step of the grid on which its gradients are integers.
         self._grids = {
             **dict.fromkeys(self._shared, shared_grid),
-            **dict.fromkeys(self._own, private_grid),
+            **dict.fromkeys(self._private, private_grid),
         }
 
     # A round.
@@ -494,11 +494,11 @@ class DPSite(MethodSite):
             value += noise.reshape(value.shape)  # [abadi noise]
         self.steps += 1
 
-        if self._own:
+        if self._private:
             unit = self.promise.grids.private / self._config.batch_size
             private_gradients = {
                 name: (total[name] * unit).to(parameter)
-                for name, parameter in self._own.items()
+                for name, parameter in self._private.items()
             }
             self._adam.step(private_gradients)
         return Update({name: total[name] for name in total if name in self._shared})
@@ -532,7 +532,7 @@ class DPSite(MethodSite):
             logger.warning("gradients that cannot be computed: %s", dict(failures))
             has_gradients = any(value.any() for value in total.values())
             if not has_gradients:
-                self.lost += 1
+                self.noise_only_answers += 1
         return total
 
     @property
@@ -543,7 +543,7 @@ class DPSite(MethodSite):
     @property
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
         """All shared and private parameters, by name."""
-        return {**self._shared, **self._own}
+        return {**self._shared, **self._private}
 
     def clip_gradient(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return a unit's gradient, clipped to the norm C, as integers on the grid.
@@ -688,7 +688,7 @@ class DPSite(MethodSite):
 
     def state(self) -> State:
         """Return private layers, optimizer state, stored tensors, and the secret."""
-        private = {name: p.detach() for name, p in self._own.items()}
+        private = {name: p.detach() for name, p in self._private.items()}
         tensors = {
             **add_prefix("private.", private),
             **add_prefix("kept.", self._kept),
@@ -700,7 +700,7 @@ class DPSite(MethodSite):
     def restore(self, state: State) -> None:
         """Restore a saved state."""
         self._begin(select_prefix(AGREED, state.tensors))
-        load_into(self._own, select_prefix("private.", state.tensors))
+        load_into(self._private, select_prefix("private.", state.tensors))
         self._kept = select_prefix("kept.", state.tensors)
         self._adam.restore(state.tensors)
         self._noise_secret = bytes.fromhex(state.fact("secret", str))

@@ -425,7 +425,9 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     assert len(set(different)) == len(different)
     same = (
         question(history),
-        question(history, number=9, server_start=2, counted={"a": 3}, marks=(2,)),
+        question(
+            history, number=9, server_start=2, counted={"a": 3}, checkpoint_numbers=(2,)
+        ),
     )
     assert len(set(same)) == 1
     loose = {
@@ -624,7 +626,7 @@ def test_a_site_counts_its_updates_whatever_round_a_server_claims(
 
 def every_mark(request: Request) -> Request:
     """Claim that the server may go back to any request of the run."""
-    return replace(request, marks=tuple(range(request.number)))
+    return replace(request, checkpoint_numbers=tuple(range(request.number)))
 
 
 def no_state(request: Request) -> Request:

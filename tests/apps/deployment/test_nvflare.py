@@ -722,7 +722,7 @@ def test_a_member_can_send_only_messages_of_a_run_in_its_own_name(
     message.set_header(cells.MessageHeaderKey.MSG_TYPE, cells.MessageType.REQ)
     message.set_header(cells.MessageHeaderKey.DESTINATION, "server.job-id")
     message.set_prop(cells.MessagePropKey.COMMON_NAME, certified)
-    assert (gate.ServerGate().refuse_unneeded(message) is None) == passes
+    assert (gate.ServerMessageFilter().refuse_unneeded(message) is None) == passes
 
 
 @pytest.mark.parametrize(
@@ -744,7 +744,7 @@ def test_a_member_can_send_requests_only_to_the_server(
     headers |= {keys.MSG_TYPE: kind, keys.DESTINATION: receiver}
     message = Message(headers, None)
     message.set_prop(cells.MessagePropKey.COMMON_NAME, "h1")
-    assert (gate.ServerGate().refuse_unneeded(message) is None) == passes
+    assert (gate.ServerMessageFilter().refuse_unneeded(message) is None) == passes
 
 
 @pytest.mark.parametrize("code", [1, 101, 102, 103, 104, 9, 0])
@@ -752,7 +752,7 @@ def test_a_failure_reported_by_a_site_is_logged_and_does_not_end_the_run(
     code: int,
 ) -> None:
     """By NVFlare's own function, which would fail or abort the run of all sites."""
-    gate.ServerGate()
+    gate.ServerMessageFilter()
     runner = JobRunner("workspace")
     runner._pending_client_outcomes = {"job-1": {"h1", "h2"}}
     runner.fail_run = runner.stop_run = mock.Mock()

@@ -16,7 +16,7 @@ from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.data_kind import KIND
 from fednotes.cli.display import make_count_tables
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.remarks import find_empty_scores
+from fednotes.jobs.score_causes import find_empty_scores
 
 JOB = parse_job({"method": "phenotype", "synthetic": {}}, "tiny", Path(), "tiny.toml")
 

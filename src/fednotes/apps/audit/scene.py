@@ -194,10 +194,11 @@ def require_gradients(site: Any) -> None:
         TrainingError: The gradients of all units of a round failed, so that only noise
             was sent.
     """
-    if isinstance(site, DPSite) and site.lost:
+    if isinstance(site, DPSite) and site.noise_only_answers:
         raise TrainingError(
-            f"site {site.id!r}: {site.lost:,} sums were only noise because no "
-            "gradient could be computed: try the job without [privacy] to see the error"
+            f"site {site.id!r}: {site.noise_only_answers:,} sums were only noise "
+            "because no gradient could be computed: try the job without [privacy] to "
+            "see the error"
         )
 
 

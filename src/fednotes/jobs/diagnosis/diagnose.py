@@ -36,8 +36,8 @@ from fednotes.jobs.diagnosis.vocabulary import find_vocabulary_causes
 from fednotes.jobs.job import Job, count_data
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.parts import prepare
-from fednotes.jobs.remarks import find_empty_scores
 from fednotes.jobs.run_folder import is_run, list_runs_near
+from fednotes.jobs.score_causes import find_empty_scores
 from fednotes.jobs.seeds import (
     SEEDS_FILE,
     SeedDifference,

@@ -188,7 +188,7 @@ def share_gpus(workers: int, gpus: int) -> float:
 
 
 class Cluster:
-    """The Ray cluster to which this process is connected (`WorkerHost` of `pool.py`).
+    """The Ray cluster to which this process is connected (`WorkerPlace` of `pool.py`).
 
     Args:
         ray: The module `ray`.

@@ -1,6 +1,6 @@
 """The worker processes of a simulation, seen by the process that starts them.
 
-They run on this machine, or on the nodes of a cluster (`WorkerHost`).
+They run on this machine, or on the nodes of a cluster (`WorkerPlace`).
 
 A worker receives the tables of the job, and reads the sites' data itself.
 """
@@ -21,16 +21,6 @@ from fednotes.jobs.part_training import PartEvents, PartRun, SiteReport
 from fednotes.jobs.results import Outcome
 from fednotes.jobs.workers.child_process import SITES, ChildProcess
 from fednotes.jobs.workers.cluster import Cluster, connecting_to_cluster
-from fednotes.jobs.workers.commands import (
-    CONTINUE,
-    HOLD,
-    OPEN,
-    REPORT,
-    TRAIN,
-    decode_round,
-    digest_data,
-    require_equal_data,
-)
 from fednotes.jobs.workers.dealing import (
     AUTO,
     EVERY_GPU,
@@ -41,6 +31,16 @@ from fednotes.jobs.workers.dealing import (
     deal_sites,
 )
 from fednotes.jobs.workers.events import BEGIN, END, FEATURES, RESULT, ROUND
+from fednotes.jobs.workers.worker_messages import (
+    CONTINUE,
+    HOLD,
+    OPEN,
+    REPORT,
+    TRAIN,
+    decode_round,
+    digest_data,
+    require_equal_data,
+)
 from fednotes.jobs.workers.worker_process import WorkerProcess, end_workers
 
 # Expected seconds of work from which workers start by themselves. Their start takes a
@@ -49,7 +49,7 @@ LONG_SECONDS = 30.0
 _REMEDY = "give `resume` to continue the run, and fewer `workers` if memory is short"
 
 
-class WorkerHost(Protocol):
+class WorkerPlace(Protocol):
     """Where workers run: on this machine, or on a cluster.
 
     Attributes:
@@ -73,15 +73,15 @@ class WorkerHost(Protocol):
 
 
 class ThisMachine:
-    """This machine, whose workers are children of this process (`WorkerHost`).
+    """This machine, whose workers are children of this process (`WorkerPlace`).
 
     Args:
         devices: The PyTorch device of each worker.
 
     Attributes:
-        device: As in `WorkerHost`.
-        limit: As in `WorkerHost`.
-        processors: As in `WorkerHost`.
+        device: As in `WorkerPlace`.
+        limit: As in `WorkerPlace`.
+        processors: As in `WorkerPlace`.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class ThisMachine:
         self._devices = devices
 
     def start(self, number: int, folders: Sequence[Path]) -> Iterator[WorkerProcess]:
-        """Start workers and yield each; see `WorkerHost`."""
+        """Start workers and yield each; see `WorkerPlace`."""
         del folders
         for worker, device in enumerate(self._devices[:number], 1):
             yield WorkerProcess(ChildProcess(SITES), worker, device, remedy=_REMEDY)
@@ -109,7 +109,7 @@ class Workers:
     """Worker processes that share the work on a run, or on several runs.
 
     Args:
-        host: Where they run. A single worker on this machine does not start: the
+        place: Where they run. A single worker on this machine does not start: the
             process that has this object computes itself.
         start: When they start.
 
@@ -117,13 +117,13 @@ class Workers:
         all: The processes.
     """
 
-    def __init__(self, host: WorkerHost, start: Start = Start.AT_ONCE) -> None:
+    def __init__(self, place: WorkerPlace, start: Start = Start.AT_ONCE) -> None:
         self.all: list[WorkerProcess] = []
-        self._host = host
+        self._place = place
         self._start = start
         # One worker is not faster than this process, but it may be on a better machine.
-        self._fewest = 2 if isinstance(host, ThisMachine) else 1
-        self._can_start = host.limit >= self._fewest
+        self._fewest = 2 if isinstance(place, ThisMachine) else 1
+        self._can_start = place.limit >= self._fewest
 
     @property
     def count(self) -> int:
@@ -133,12 +133,12 @@ class Workers:
     @property
     def device(self) -> str:
         """The PyTorch device of a process that computes without workers."""
-        return self._host.device
+        return self._place.device
 
     @property
     def processors(self) -> list[str]:
         """The names of the workers' processors, if these may differ."""
-        return list(self._host.processors)
+        return list(self._place.processors)
 
     def is_worthwhile(self, seconds: float) -> bool:
         """Return whether workers that wait should start now.
@@ -172,7 +172,7 @@ class Workers:
             out: Folder of the run.
         """
         if self._start is Start.AT_ONCE:
-            self._launch(self._host.limit, job, out)
+            self._launch(self._place.limit, job, out)
         self._send_job(job)
 
     def open(self, job: Job, out: Path, sites: Sequence[Any], num_useful: int) -> None:
@@ -207,8 +207,8 @@ class Workers:
         if not self._can_start:
             return
         self._can_start = False
-        number = min(number, self._host.limit)
-        for worker in self._host.start(number, [job.folder, out]):
+        number = min(number, self._place.limit)
+        for worker in self._place.start(number, [job.folder, out]):
             self.all.append(worker)
 
     def _send_job(self, job: Job) -> None:
@@ -257,11 +257,11 @@ def running_workers(
     with ExitStack() as stack:
         if cluster is not None:
             ray = stack.enter_context(connecting_to_cluster(cluster))
-            host: WorkerHost = Cluster(ray, device, number, threads)
+            place: WorkerPlace = Cluster(ray, device, number, threads)
             start = Start.WITH_PARTS
         else:
-            host, start = _plan_local(device, number, threads)
-        workers = Workers(host, start)
+            place, start = _plan_local(device, number, threads)
+        workers = Workers(place, start)
         stack.callback(workers.close)
         yield workers
 
@@ -275,11 +275,20 @@ def _plan_local(
         number = choose_worker_number(device, threads)
     else:
         check_workers(number, threads, count_cores())
-    host = ThisMachine(choose_devices(device, number))
-    return host, Start.IF_LONG if is_auto and device != EVERY_GPU else Start.AT_ONCE
+    place = ThisMachine(choose_devices(device, number))
+    return place, Start.IF_LONG if is_auto and device != EVERY_GPU else Start.AT_ONCE
 
 
 # ---- parts whose sites are in several workers ----------------------------------------
+
+
+def remark_on_processors(processors: Sequence[str]) -> Iterator[str]:
+    """Yield a remark if the workers of a run computed on different processors."""
+    if len(processors) > 1:
+        yield (
+            f"the workers computed on different processors ({'; '.join(processors)}), "
+            "so weights may differ slightly from those of one machine"
+        )
 
 
 class SitesOfWorkers:

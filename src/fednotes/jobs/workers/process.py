@@ -45,7 +45,7 @@ def main(work: str) -> None:
 
         PredictionWorker(pipe.send, requests.get).serve()
     else:
-        from fednotes.jobs.workers.answers import Worker
+        from fednotes.jobs.workers.worker import Worker
 
         Worker(pipe.send, requests.get).serve()
 

@@ -8,16 +8,16 @@
 - **The server.** NVFlare's server accepts a token from anyone who has it. It relays
   messages between members, and its processes obey a member's orders as each other's: a
   member could end or pause a run, declare another site dead, and read the tokens of
-  all. `ServerGate` drops all messages but those that a run needs. NVFlare's server also
-  ends a run whose result it cannot decode, or one of whose sites reports a failure;
-  `outlive_unreadable_results` and `outlive_reported_failures` prevent that.
+  all. `ServerMessageFilter` drops all messages but those that a run needs. NVFlare's
+  server also ends a run whose result it cannot decode, or one of whose sites reports a
+  failure; `outlive_unreadable_results` and `outlive_reported_failures` prevent that.
 - **Submissions.** NVFlare's server stores a job with whatever facts its submitter gave
   it, such as a name that is a list, and then fails to list any job.
   `refuse_odd_submissions` makes it accept only facts that `kit.py` writes.
 - **A site.** NVFlare's site obeys everyone, and checks rights only if the server asks
   it to. A server could therefore read any file of a site, delete folders of its kit and
-  silence its log. `SiteGate` refuses all requests from other members, and all requests
-  from the server that no run needs.
+  silence its log. `SiteMessageFilter` refuses all requests from other members, and all
+  requests from the server that no run needs.
 - **Jobs.** NVFlare accepts the signature of any certificate of the project, even the
   server's or a site's. `require_admins_signature` accepts only the admin's.
 - **The admin.** NVFlare's server tells the admin's program what each command does. It
@@ -477,7 +477,7 @@ def _note_ended_process(runner: JobRunner, job_id: str, client_name: str) -> boo
     return False
 
 
-class ServerGate(FLComponent):
+class ServerMessageFilter(FLComponent):
     """Makes the server's main process drop messages that a member may not send.
 
     A member may not send a message in another's name. NVFlare identifies senders by
@@ -586,7 +586,8 @@ def obey_only_the_server(fl_ctx: FLContext) -> None:
     run needs them.
 
     The sender itself states its name (the origin of the message). The server compares
-    this name with the sender's certificate before it relays a message (`ServerGate`).
+    this name with the sender's certificate before it relays a message
+    (`ServerMessageFilter`).
     """
     site = str(fl_ctx.get_identity_name())
     strangers: set[str] = set()
@@ -716,7 +717,7 @@ def limit_orders() -> None:
     commands[:] = [each for each in commands if each.get_command_name() in JOB_COMMANDS]
 
 
-class SiteGate(FLComponent):
+class SiteMessageFilter(FLComponent):
     """Makes a site's main process obey only the server's orders that a run needs."""
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ from fednotes.apps.deployment.rules.ledger import Entry, Ledger, clean_name
 from fednotes.core.errors import FednotesError, describe_place
 from fednotes.engines import launch
 from fednotes.engines.host import describe_error_to_staff, explain_error, remove_folders
-from fednotes.engines.launch import Host
+from fednotes.engines.launch import MessageHandler
 
 # The main function, unless the operator of the machine names another.
 MAIN = "fednotes.apps.deployment.site:site_main"
@@ -57,7 +57,7 @@ class FednotesExecutor(Executor):
     def __init__(self) -> None:
         super().__init__()
         limit_orders()
-        self._host: Host | None = None
+        self._host: MessageHandler | None = None
         self._held = ExitStack()  # holds the run's state as long as the host lives
         self._refusal = ""  # why the host did not start
         self._retry_at = 0.0
@@ -95,7 +95,7 @@ class FednotesExecutor(Executor):
             ReturnCode.EXECUTION_EXCEPTION, headers=self._record_reason(reason)
         )
 
-    def _get_or_start_host(self, fl_ctx: FLContext) -> Host | None:
+    def _get_or_start_host(self, fl_ctx: FLContext) -> MessageHandler | None:
         """Return the job's host after starting it if necessary.
 
         Returns:
@@ -183,7 +183,7 @@ class FednotesExecutor(Executor):
             return {}
         return {REASON: reason}
 
-    def _start_host(self, fl_ctx: FLContext) -> Host:
+    def _start_host(self, fl_ctx: FLContext) -> MessageHandler:
         """Check the signature of the job, hold the run's state, and start the host.
 
         Raises:
@@ -203,7 +203,7 @@ class FednotesExecutor(Executor):
         setup = replace(setup, identity=CertificateIdentity.read(kit))
         self._held.enter_context(launch.holding_state(setup.state))
         try:
-            host: Host = launch.load_main(launch.SITE_MAIN, MAIN)(setup)
+            host: MessageHandler = launch.load_main(launch.SITE_MAIN, MAIN)(setup)
         except BaseException:
             self._held.close()
             raise

@@ -248,16 +248,16 @@ class Policy:
             )
         return _Hours(start, end)
 
-    def require(self, holds: object, rule: str, request: str, allowed: str) -> None:
-        """Raise PolicyRefusal unless a rule holds.
+    def require(self, is_met: object, rule: str, request: str, allowed: str) -> None:
+        """Raise PolicyRefusal unless a rule is met.
 
         Args:
-            holds: Whether the rule holds.
+            is_met: Whether the rule is met.
             rule: The key of the policy.
             request: What the job or the server requests, for the message.
             allowed: What this site permits, for the message.
         """
-        if not holds:
+        if not is_met:
             raise PolicyRefusal(
                 rule,
                 f"refused by the site's policy: {request}; this site allows {allowed}. "

@@ -22,14 +22,6 @@ from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.part_training import PartRun, SitesHere, train_part
 from fednotes.jobs.parts import Part, prepare
 from fednotes.jobs.workers.answering import Receive, Send, answer_requests
-from fednotes.jobs.workers.commands import (
-    HOLD,
-    OPEN,
-    REPORT,
-    TRAIN,
-    digest_data,
-    encode_round,
-)
 from fednotes.jobs.workers.events import (
     BEGIN,
     END,
@@ -37,6 +29,14 @@ from fednotes.jobs.workers.events import (
     RESULT,
     ROUND,
     make_event,
+)
+from fednotes.jobs.workers.worker_messages import (
+    HOLD,
+    OPEN,
+    REPORT,
+    TRAIN,
+    digest_data,
+    encode_round,
 )
 
 

@@ -28,40 +28,6 @@ from fednotes.jobs.unshared_types import (
 CLEARLY_BELOW = 0.02
 
 
-def explain_incomparable_conditions(parts: Sequence[Part]) -> dict[str, str]:
-    """Return why the scores of conditions are not comparable with the others'.
-
-    Args:
-        parts: Parts of the run.
-
-    Returns:
-        The reason by condition, for those that are not comparable.
-    """
-    epochs = {part.condition: part.personal_epochs for part in parts}
-    longer = {
-        condition: count
-        for condition, count in epochs.items()
-        if count > epochs.get("pooled", count)
-    }
-    if not longer:
-        return {}
-    others = " and ".join(longer)
-    reason = (
-        f"The pooled model is trained without the {max(longer.values())} personal "
-        f"epochs at the end of {others}, so federated may exceed it"
-    )
-    return {"pooled": reason}
-
-
-def remark_on_processors(processors: Sequence[str]) -> Iterator[str]:
-    """Yield a remark if the workers of a run computed on different processors."""
-    if len(processors) > 1:
-        yield (
-            f"the workers computed on different processors ({'; '.join(processors)}), "
-            "so weights may differ slightly from those of one machine"
-        )
-
-
 def find_low_pooled_scores(
     job: Job,
     mean: Mapping[str, Any],
