@@ -118,7 +118,7 @@ def test_a_lock_that_is_a_hard_link_is_refused_and_its_file_is_unchanged(
     os.link(mine, run / store.LOCK)
     with (
         pytest.raises(FednotesError, match="is a hard link to another file"),
-        store.locking_run_folder(run),
+        store.reserving_folder(run),
     ):
         pass
     assert mine.read_text() == "precious"
@@ -128,7 +128,7 @@ def test_a_lock_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / store.LOCK)
     with (
         pytest.raises(FednotesError, match="cannot be written"),
-        store.locking_run_folder(tmp_path),
+        store.reserving_folder(tmp_path),
     ):
         pass
 

@@ -19,7 +19,7 @@ import torch
 
 from fednotes.core import store, tensors
 from fednotes.core.errors import BusyError, FednotesError, ModelError
-from fednotes.core.store import is_run_folder_locked, locking_run_folder
+from fednotes.core.store import is_reserved, reserving_folder
 from fednotes.core.types import Document
 from fednotes.data.formats import jsonl
 
@@ -536,8 +536,8 @@ def test_writing_to_a_folder_or_a_link_loop_is_refused(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from fednotes.core.store import locking_run_folder
-with locking_run_folder(Path(sys.argv[1])):
+from fednotes.core.store import reserving_folder
+with reserving_folder(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -563,12 +563,12 @@ def test_an_error_names_the_holder_of_a_folder_and_a_dead_holder_is_replaced(
     folder = tmp_path / "run"
     with holder(folder) as process:
         pattern = rf"run is in use by process {process.pid} on \S+ since 20\d\d-\S+ \S+ \(.*\): wait"
-        with pytest.raises(BusyError, match=pattern), locking_run_folder(folder):
+        with pytest.raises(BusyError, match=pattern), reserving_folder(folder):
             pytest.fail("two at once")
         process.kill()
     with (folder / store.LOCK).open("a") as lock:  # nobody could tidy up
         lock.write("of one with a longer command" * 100)
-    with locking_run_folder(folder):
+    with reserving_folder(folder):
         assert (folder / store.LOCK).read_text().startswith(f"process {os.getpid()} on")
         assert "longer" not in (folder / store.LOCK).read_text()
     assert os.listdir(folder) == []
@@ -576,25 +576,25 @@ def test_an_error_names_the_holder_of_a_folder_and_a_dead_holder_is_replaced(
 
 def test_a_folder_is_held_only_while_its_process_lives(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert not is_run_folder_locked(folder)
+    assert not is_reserved(folder)
     with holder(folder) as process:
-        assert is_run_folder_locked(folder)
+        assert is_reserved(folder)
         process.kill()
     assert (folder / store.LOCK).exists()
-    assert not is_run_folder_locked(folder)
-    with locking_run_folder(folder):  # the question has not locked it
-        assert is_run_folder_locked(folder)
+    assert not is_reserved(folder)
+    with reserving_folder(folder):  # the question has not locked it
+        assert is_reserved(folder)
 
 
 def test_an_empty_folder_is_removed_on_release_and_others_remain(
     tmp_path: Path,
 ) -> None:
-    with locking_run_folder(tmp_path / "a" / "new"):
+    with reserving_folder(tmp_path / "a" / "new"):
         pass
-    with locking_run_folder(tmp_path / "used"):
+    with reserving_folder(tmp_path / "used"):
         (tmp_path / "used" / "file").touch()
     (tmp_path / "empty").mkdir()
-    with locking_run_folder(tmp_path / "empty"):
+    with reserving_folder(tmp_path / "empty"):
         pass
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty", "used"]
     assert not (tmp_path / "a" / "new").exists()
@@ -603,12 +603,12 @@ def test_an_empty_folder_is_removed_on_release_and_others_remain(
 
 def test_a_folder_may_be_moved_while_it_is_held(tmp_path: Path) -> None:
     original, renamed = tmp_path / "one", tmp_path / "other"
-    with locking_run_folder(original):
+    with reserving_folder(original):
         (original / "file").touch()
         original.rename(renamed)
-        with pytest.raises(BusyError), locking_run_folder(renamed):
+        with pytest.raises(BusyError), reserving_folder(renamed):
             pytest.fail("it is ours there too")
-        with locking_run_folder(original):
+        with reserving_folder(original):
             assert os.listdir(original) == [store.LOCK]
             assert (original / store.LOCK).stat().st_mode & 0o777 == 0o600
     assert os.listdir(renamed) == ["file"]
@@ -626,9 +626,9 @@ def test_a_folder_moved_just_before_it_is_locked_is_not_mistaken_for_its_success
 
     monkeypatch.setattr(store.fcntl, "flock", late)
     with (
-        locking_run_folder(original),
+        reserving_folder(original),
         pytest.raises(BusyError),
-        locking_run_folder(original),
+        reserving_folder(original),
     ):
         pytest.fail("two at once")
 
@@ -637,11 +637,11 @@ COUNT = """
 import sys
 from pathlib import Path
 from fednotes.core.errors import BusyError
-from fednotes.core.store import locking_run_folder
+from fednotes.core.store import reserving_folder
 folder, done = Path(sys.argv[1]), 0
 while done < 100:
     try:
-        with locking_run_folder(folder):
+        with reserving_folder(folder):
             number = folder / "number"
             number.write_text(str(int(number.read_text() or 0) + 1))
             done += 1
@@ -665,9 +665,9 @@ def test_a_folder_never_has_two_holders_at_once(tmp_path: Path) -> None:
 
 
 def test_foreign_text_in_a_lock_is_cleaned_and_cut(tmp_path: Path) -> None:
-    with locking_run_folder(tmp_path):
+    with reserving_folder(tmp_path):
         (tmp_path / store.LOCK).write_bytes(b"\x1b[2Jboo\xff\n" + b"x" * 100_000)
-        with pytest.raises(BusyError) as refusal, locking_run_folder(tmp_path):
+        with pytest.raises(BusyError) as refusal, reserving_folder(tmp_path):
             pytest.fail("two at once")
     assert str(refusal.value).isprintable()
     assert len(str(refusal.value)) < 1000
@@ -678,7 +678,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / store.LOCK).symlink_to("precious")
     with (
         pytest.raises(FednotesError, match="cannot be written"),
-        locking_run_folder(tmp_path),
+        reserving_folder(tmp_path),
     ):
         pytest.fail("held through a link")
     assert (tmp_path / "precious").read_text() == "text"
@@ -692,12 +692,12 @@ def test_a_file_system_without_locks_is_reported(
 
     problem = errno.ENOLCK
     monkeypatch.setattr(store.fcntl, "flock", flock)
-    with caplog.at_level(logging.WARNING), locking_run_folder(tmp_path):
+    with caplog.at_level(logging.WARNING), reserving_folder(tmp_path):
         assert "has no locks" in caplog.text
     problem = errno.EIO
     with (
         pytest.raises(FednotesError, match="cannot be written"),
-        locking_run_folder(tmp_path),
+        reserving_folder(tmp_path),
     ):
         pytest.fail("held on a broken disk")
 
@@ -705,9 +705,9 @@ def test_a_file_system_without_locks_is_reported(
 def test_no_descriptor_remains_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with (
-        locking_run_folder(tmp_path),
+        reserving_folder(tmp_path),
         pytest.raises(BusyError),
-        locking_run_folder(tmp_path),
+        reserving_folder(tmp_path),
     ):
         pytest.fail("two at once")
     assert len(os.listdir("/proc/self/fd")) == before

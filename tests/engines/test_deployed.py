@@ -21,7 +21,13 @@ from fednotes.core.federation import State
 from fednotes.core.messages import Attached, Frame, Reply, Request, encode_message
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import deployed
-from fednotes.engines.requests import Answers, Event, Participants, Patience, RunState
+from fednotes.engines.requests import (
+    CollectedReplies,
+    Event,
+    Participants,
+    Patience,
+    RunState,
+)
 from fednotes.engines.rounds import RoundResult
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
@@ -222,7 +228,7 @@ class Scripted:
 
 def collect_answers(
     counted: int, *replies: Reply
-) -> tuple[Answers, list[tuple[str, str]]]:
+) -> tuple[CollectedReplies, list[tuple[str, str]]]:
     """Return the replies to request 9 of run 3 from one site, and the events."""
     logged: list[tuple[str, str]] = []
     members = Participants(

@@ -530,8 +530,8 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def locking_run_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder of a run for exclusive use within the context.
+def reserving_folder(folder: Path) -> Iterator[None]:
+    """Reserve a folder for this process within the context, by a lock.
 
     The folder is created if it does not exist, and removed again if it stays empty. It
     may be moved within the context; the lock moves with it.
@@ -556,8 +556,8 @@ def locking_run_folder(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def is_run_folder_locked(folder: Path) -> bool:
-    """Return whether another process has locked a folder (`locking_run_folder`).
+def is_reserved(folder: Path) -> bool:
+    """Return whether another process has reserved a folder (`reserving_folder`).
 
     Only the lock file of a process that was killed is locked, for a moment: a process
     that ends normally deletes its lock file.

@@ -39,7 +39,7 @@ from fednotes.core.tensors import copy_tensors, restoring
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.requests import (
     PATIENCE,
-    Answers,
+    CollectedReplies,
     Earlier,
     Event,
     Participants,
@@ -192,11 +192,11 @@ class Deployed(Rounds):
         sites = members.sites if all_sites else members.present
         if all_sites:
             members.wait_for_sites(len(sites), prepare=False)
-        answers = members.send(sites, task, least=len(sites) if all_sites else 0)
-        replies = answers.replies
+        collected = members.send(sites, task, least=len(sites) if all_sites else 0)
+        replies = collected.replies
         is_incomplete = len(replies) < len(sites)
         if all_sites and is_incomplete:
-            raise TrainingError(f"{task!r}: {answers.reasons}")
+            raise TrainingError(f"{task!r}: {collected.reasons}")
         return {
             site: replies[site].attached.tensors for site in sites if site in replies
         }
@@ -468,7 +468,9 @@ class _DeployedExchange:
         )
         self.request = replace(request, counted=self._counted)
         self._attached = Attached()
-        self._answers = Answers()  # to the task, without the replies, which are large
+        self._collected = (
+            CollectedReplies()
+        )  # to the task, without the replies, which are large
         self.numbers: dict[str, int] = {}
         self._refusals: list[str] = []
         self._moved: set[str] = set()  # sites without the state this request builds on
@@ -476,7 +478,7 @@ class _DeployedExchange:
     @property
     def reasons(self) -> str:
         """The reasons why sites are not in the sum."""
-        reasons = filter(None, (self._answers.reasons, *self._refusals))
+        reasons = filter(None, (self._collected.reasons, *self._refusals))
         return "; ".join(dict.fromkeys(reasons))
 
     @property
@@ -498,15 +500,15 @@ class _DeployedExchange:
         numbers = chain(
             (self.request.number,), iter(self._members.take_next_number, None)
         )
-        self._answers = self._members.ask_and_repeat(
+        self._collected = self._members.ask_and_repeat(
             chosen_sites,
             lambda sites: self._make_requests(sites, next(numbers)),
             least=self.least,
             catch_up=True,
             may_repeat=self.request.first,
         )
-        replies = self._answers.replies
-        self._answers.replies = {}
+        replies = self._collected.replies
+        self._collected.replies = {}
         self.numbers = {site: reply.number for site, reply in replies.items()}
         return replies
 
@@ -537,16 +539,16 @@ class _DeployedExchange:
 
         # Once a site has run the task, catching up would undo it.
         may_repeat = self.request.first and not self.numbers
-        answers = self._members.ask_and_repeat(
+        collected = self._members.ask_and_repeat(
             tuple(attached),
             make_requests,
             least=self.least if least is None else least,
             catch_up=True,
             may_repeat=may_repeat,
         )
-        self._moved |= answers.moved
-        self._refusals += [reply.refusal for reply in answers.refused.values()]
-        return answers.replies
+        self._moved |= collected.moved
+        self._refusals += [reply.refusal for reply in collected.refused.values()]
+        return collected.replies
 
     def discard_replies(self) -> None:
         """Discard the replies to the task.
@@ -554,8 +556,8 @@ class _DeployedExchange:
         A site that has lost its state catches up in the first request of a round and is
         left out of later ones.
         """
-        lost = self._moved | self._answers.moved
-        self._answers = Answers()
+        lost = self._moved | self._collected.moved
+        self._collected = CollectedReplies()
         self.numbers = {}
         if self.request.first:
             self._members.catch_up(self.sites)

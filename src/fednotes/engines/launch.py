@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from fednotes.core.errors import BusyError, ConfigError, TrainingError
 from fednotes.core.parsing import read_json, read_json_table
-from fednotes.core.store import create_private_folder, locking_run_folder, write_json
+from fednotes.core.store import create_private_folder, reserving_folder, write_json
 from fednotes.privacy.secure_sum.crypto import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
@@ -128,7 +128,7 @@ def holding_state(state: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(locking_run_folder(state))
+            stack.enter_context(reserving_folder(state))
         except BusyError as error:
             raise TrainingError(
                 f"{state.name}: an earlier submission is still ending"

@@ -108,8 +108,8 @@ class Event:
 
 
 @dataclass(slots=True)
-class Answers:
-    """The answers to one request.
+class CollectedReplies:
+    """The replies to one request.
 
     Attributes:
         replies: Replies with an update, by site.
@@ -123,8 +123,8 @@ class Answers:
     missing: set[str] = field(default_factory=set)
     moved: set[str] = field(default_factory=set)
 
-    def merge(self, again: Answers) -> None:
-        """Replace the answers of the moved sites by their second answers."""
+    def merge(self, again: CollectedReplies) -> None:
+        """Replace the replies of the moved sites by their second replies."""
         for site in self.moved:
             self.refused.pop(site, None)
         self.replies |= again.replies
@@ -263,7 +263,7 @@ class Participants:
         *,
         least: int,
         timeout: float | None = None,
-    ) -> Answers:
+    ) -> CollectedReplies:
         """Send requests; resend them to silent sites until all answer or time is up.
 
         The server waits beyond the timeout until `least` sites have answered, and stops
@@ -278,7 +278,7 @@ class Participants:
             id(request): encode_message(request) for request in requests.values()
         }
         frames = {site: encoded[id(request)] for site, request in requests.items()}
-        answers = Answers(missing=set(requests))
+        collected = CollectedReplies(missing=set(requests))
         timeout = timeout or self.patience.timeout
         start_time = self.clock()
         deadline = start_time + timeout
@@ -288,22 +288,24 @@ class Participants:
             """Return the seconds until the server no longer waits."""
             return min(deadline, enough_time + self.patience.grace) - self.clock()
 
-        while answers.missing:
-            if len(answers.replies) + len(answers.missing) < least:
+        while collected.missing:
+            if len(collected.replies) + len(collected.missing) < least:
                 break
             time_left = compute_seconds_left()
             if time_left <= 0:
-                if len(answers.replies) >= least:
+                if len(collected.replies) >= least:
                     break
-                self._report_waiting(requests, answers, start_time)
+                self._report_waiting(requests, collected, start_time)
                 time_left = timeout
                 deadline = self.clock() + time_left
 
             silent_frames = {
-                site: frame for site, frame in frames.items() if site in answers.missing
+                site: frame
+                for site, frame in frames.items()
+                if site in collected.missing
             }
             self.bytes_down += sum(len(frame) for frame in silent_frames.values())
-            still_needed = least - len(answers.replies)
+            still_needed = least - len(collected.replies)
             replies = self._transport.exchange(
                 silent_frames,
                 timeout=time_left,
@@ -311,15 +313,15 @@ class Participants:
                 enough=still_needed if still_needed > 0 else len(silent_frames),
             )
             for site, frame in replies:
-                self._receive(site, frame, requests, answers)
-                if len(answers.replies) >= least:
+                self._receive(site, frame, requests, collected)
+                if len(collected.replies) >= least:
                     enough_time = min(enough_time, self.clock())
-            if answers.missing and compute_seconds_left() > 0:
+            if collected.missing and compute_seconds_left() > 0:
                 self._sleep(min(compute_seconds_left(), self.patience.pause))
-        return answers
+        return collected
 
     def _report_waiting(
-        self, requests: Mapping[str, Request], answers: Answers, begun: float
+        self, requests: Mapping[str, Request], collected: CollectedReplies, begun: float
     ) -> None:
         """Report that too few sites have answered.
 
@@ -327,7 +329,7 @@ class Participants:
             TrainingError: The request has waited for `give_up` seconds.
         """
         request = next(iter(requests.values()))
-        missing = ", ".join(sorted(answers.missing))
+        missing = ", ".join(sorted(collected.missing))
         seconds = self.clock() - begun
         if seconds >= self.patience.give_up:
             raise TrainingError(
@@ -337,14 +339,18 @@ class Participants:
             )
         text = (
             f"{request.task!r}: waiting for {missing}; answers so far: "
-            f"{len(answers.replies)}"
+            f"{len(collected.replies)}"
         )
         self.notify(Event("waiting", request.number, text))
 
     def _receive(
-        self, site: str, frame: Frame, requests: Mapping[str, Request], answers: Answers
+        self,
+        site: str,
+        frame: Frame,
+        requests: Mapping[str, Request],
+        collected: CollectedReplies,
     ) -> None:
-        """Add a reply to the answers, or report and drop it.
+        """Add a reply to those collected, or report and drop it.
 
         A reply whose update is too large or cannot be added becomes a refusal.
         """
@@ -356,16 +362,16 @@ class Participants:
             text = f"site {site!r}: its reply is damaged ({error}); asked again"
             self.notify(Event("damaged", request.number, text, site))
             return
-        drop = self._find_reason_to_drop(site, reply, request, answers)
+        drop = self._find_reason_to_drop(site, reply, request, collected)
         if drop is not None:
             self.notify(Event(drop.kind, request.number, drop.text, site))
             return
 
-        answers.missing.discard(site)
+        collected.missing.discard(site)
         if reply.update is not None:
             try:
                 self._require_addable(reply, site, request.task)
-                answers.replies[site] = reply
+                collected.replies[site] = reply
                 return
             except RefusedError as error:
                 # The site undoes the task: its state does not contain this request.
@@ -373,7 +379,7 @@ class Participants:
                 reply = replace(
                     reply, update=None, refusal=str(error), has=last_counted
                 )
-        answers.refused[site] = replace(reply, attached=Attached())
+        collected.refused[site] = replace(reply, attached=Attached())
         self.notify(Event("refused", request.number, reply.refusal, site))
 
     def _require_addable(self, reply: Reply, site: str, task: str) -> None:
@@ -390,7 +396,7 @@ class Participants:
             )
 
     def _find_reason_to_drop(  # noqa: PLR0911 - one return for each reason
-        self, site: str, reply: Reply, request: Request, answers: Answers
+        self, site: str, reply: Reply, request: Request, collected: CollectedReplies
     ) -> _Drop | None:
         """Return the reason to drop a reply; None if it answers the request."""
         if reply.site != site:
@@ -406,11 +412,11 @@ class Participants:
                 f"site {site!r} answered an earlier request: {reply.number} of "
                 f"run {reply.server_start}",
             )
-        if site in answers.replies or site in answers.refused:
+        if site in collected.replies or site in collected.refused:
             return _Drop("duplicate", f"site {site!r} answered twice")
         if reply.update is None and reply.later:
             return _Drop("refused", f"{reply.refusal}; asked again")
-        if site not in answers.missing:
+        if site not in collected.missing:
             return _Drop("refused", f"site {site!r} sent an unsolicited reply")
         return None
 
@@ -448,8 +454,8 @@ class Participants:
         *,
         least: int,
         timeout: float | None = None,
-    ) -> Answers:
-        """Send one request to sites; return their answers.
+    ) -> CollectedReplies:
+        """Send one request to sites; return their replies.
 
         A site that does not answer counts as away. For a site that has lost its state,
         its new position is recorded.
@@ -463,12 +469,12 @@ class Participants:
             TrainingError: Fewer than `least` sites have answered within `give_up`
                 seconds.
         """
-        answers = self._collect(requests, least=least, timeout=timeout)
-        for site in sorted(answers.missing):
+        collected = self._collect(requests, least=least, timeout=timeout)
+        for site in sorted(collected.missing):
             if site not in self.away:
                 self._report("missing", site, f"did not answer request {self.number}")
             self.away.add(site)
-        for site, reply in answers.refused.items():
+        for site, reply in collected.refused.items():
             if reply.has == requests[site].counted[site]:
                 continue
             self._report(
@@ -480,8 +486,8 @@ class Participants:
             self.newest_tensors_at.pop(site, None)
             if not reply.has:
                 self.prepared[site] = 0
-            answers.moved.add(site)
-        return answers
+            collected.moved.add(site)
+        return collected
 
     def ask_and_repeat(
         self,
@@ -492,7 +498,7 @@ class Participants:
         timeout: float | None = None,
         catch_up: bool = False,
         may_repeat: bool = True,
-    ) -> Answers:
+    ) -> CollectedReplies:
         """Ask sites, and ask a second time those that had lost their state.
 
         Args:
@@ -507,13 +513,13 @@ class Participants:
         Returns:
             The newest answer of each site.
         """
-        answers = self.ask(make_requests(sites), least=least, timeout=timeout)
-        moved = [site for site in sites if site in answers.moved]
+        collected = self.ask(make_requests(sites), least=least, timeout=timeout)
+        moved = [site for site in sites if site in collected.moved]
         if moved and may_repeat:
             if catch_up:
                 self.catch_up(moved)
-            answers.merge(self.ask(make_requests(moved), least=0, timeout=timeout))
-        return answers
+            collected.merge(self.ask(make_requests(moved), least=0, timeout=timeout))
+        return collected
 
     def send(
         self,
@@ -522,10 +528,10 @@ class Participants:
         *,
         least: int = 0,
         timeout: float | None = None,
-    ) -> Answers:
-        """Send one of the engine's own messages and return the answers."""
+    ) -> CollectedReplies:
+        """Send one of the engine's own messages and return the replies."""
         if not sites:
-            return Answers()
+            return CollectedReplies()
         return self.ask_and_repeat(
             sites,
             lambda chosen: dict.fromkeys(chosen, self.make_request(task)),
@@ -576,14 +582,14 @@ class Participants:
             TrainingError: So many of them refuse that fewer than `least` can come back.
         """
         away = [site for site in self.sites if site in self.away and site in sites]
-        answers = self.send(away, BEGIN, least=least, timeout=timeout)
+        collected = self.send(away, BEGIN, least=least, timeout=timeout)
         self._knocked = self.clock()
-        for site in answers.replies:
+        for site in collected.replies:
             self.away.discard(site)
             self._report("joined", site, "is there")
-        self._started = self._started or bool(answers.replies)
-        if len(answers.replies) + len(answers.missing) < least:
-            raise TrainingError(f"too few sites can take part: {answers.reasons}")
+        self._started = self._started or bool(collected.replies)
+        if len(collected.replies) + len(collected.missing) < least:
+            raise TrainingError(f"too few sites can take part: {collected.reasons}")
 
     def catch_up(self, sites: Sequence[str]) -> None:
         """Have sites answer the requests of the prologue that they missed.

@@ -416,11 +416,11 @@ class SecureSeal:
             TrainingError: The values are beyond the widest limits, or too many limits
                 were tried; see `_give_up`.
         """
-        answer = self._start_answer(pending, terms)
+        masking = self._start_masking(pending, terms)
         names = pending.update.metrics.keys()
         if terms.metrics is not None and not names <= set(terms.metrics):
             return wire.pack(
-                replace(answer, again="counts that the sites did not agree on")
+                replace(masking, again="counts that the sites did not agree on")
             )
         if not all(abs(exponent) <= BITS for exponent in terms.limits.values()):
             raise RefusedError("a request of the secure sum has impossible limits")
@@ -430,7 +430,7 @@ class SecureSeal:
         try:
             message = self._mask_within_limits(pending, terms, attached)
         except RefusedError as error:
-            return wire.pack(replace(answer, again=str(error)))
+            return wire.pack(replace(masking, again=str(error)))
         except TrainingError as error:
             # The tensor and the limit are only for the staff of this site.
             logger.warning("%s", error)
@@ -440,12 +440,12 @@ class SecureSeal:
             if not terms.limits or len(tried.refused) >= REFUSALS:
                 raise self._give_up(pending) from error
             return wire.pack(
-                replace(answer, again="values beyond the limits", wide=True)
+                replace(masking, again="values beyond the limits", wide=True)
             )
         self._newest_mask = _MaskedQuestion(terms.number, pending.question)
-        return wire.pack_masked(answer, message)
+        return wire.pack_masked(masking, message)
 
-    def _start_answer(self, pending: _Pending, terms: wire.Terms) -> wire.Masking:
+    def _start_masking(self, pending: _Pending, terms: wire.Terms) -> wire.Masking:
         """Return what every answer says about an update, masked or not."""
         names = tuple(pending.update.metrics)
         has_names_of_terms = names == (terms.metrics or ())
@@ -553,25 +553,25 @@ class _ExchangeFailed(TrainingError):
 
 
 @dataclass
-class _Answers:
-    """The sites' answers about their updates under one set of terms.
+class _MaskingReplies:
+    """The sites' replies about their updates under one set of terms.
 
     Attributes:
         terms: The terms.
         threshold: Number of sites that it takes to open a sum.
         is_recorded: Returns whether the server has asked to open this sum over these
             sites.
-        answers: The answers by site.
+        by_site: The masked update of each site, or the reason why it has none.
     """
 
     terms: wire.Terms
     threshold: int
     is_recorded: Callable[[frozenset[str]], bool]
-    answers: dict[str, wire.Masking] = field(default_factory=dict)
+    by_site: dict[str, wire.Masking] = field(default_factory=dict)
 
     def list_names(self, site: str) -> tuple[str, ...]:
         """Return the names of a site's counts."""
-        names = self.answers[site].names
+        names = self.by_site[site].names
         if names is None:  # those of the terms
             return self.terms.metrics or ()
         return names
@@ -580,13 +580,15 @@ class _Answers:
     def mask_failures(self) -> dict[str, str]:
         """The sites that could not mask their update, each with the reason."""
         return {
-            site: answer.again for site, answer in self.answers.items() if answer.again
+            site: masking.again
+            for site, masking in self.by_site.items()
+            if masking.again
         }
 
     @property
     def sites_beyond_limits(self) -> list[str]:
         """The sites that could not mask their update because a limit was too narrow."""
-        return [site for site in self.mask_failures if self.answers[site].wide]
+        return [site for site in self.mask_failures if self.by_site[site].wide]
 
     @property
     def opened_sites(self) -> frozenset[str]:
@@ -608,9 +610,9 @@ class _Answers:
         """The sites whose updates cannot be in this sum, each with the reason."""
         opened_sites = self.opened_sites
         reasons: dict[str, str] = {}
-        for site in sorted(self.answers):
+        for site in sorted(self.by_site):
             claim = self._claims.get(site)
-            if claim not in (None, opened_sites, self.answers.keys()):
+            if claim not in (None, opened_sites, self.by_site.keys()):
                 reasons[site] = (
                     f"site {site!r} reports that a sum of this task was opened before "
                     f"over {', '.join(sorted(claim))}, which neither the server's "
@@ -624,9 +626,9 @@ class _Answers:
     def _claims(self) -> dict[str, frozenset[str]]:
         """The sites over which this sum was opened, as each site claims."""
         return {
-            site: frozenset(answer.before)
-            for site, answer in self.answers.items()
-            if answer.before
+            site: frozenset(masking.before)
+            for site, masking in self.by_site.items()
+            if masking.before
         }
 
     def _count_claims(self, sites: frozenset[str]) -> int:
@@ -642,8 +644,8 @@ class _Answers:
         """
         if not self.is_recorded(sites) or len(sites) < self.threshold:
             return False
-        num_answers = len(sites & self.answers.keys())
-        without_record = num_answers - self._count_claims(sites)
+        num_replies = len(sites & self.by_site.keys())
+        without_record = num_replies - self._count_claims(sites)
         return without_record <= len(sites) - self.threshold
 
     def can_be_added(self) -> bool:
@@ -652,12 +654,12 @@ class _Answers:
             return False
         if self.terms.metrics is not None:  # the sites agreed on the names of counts
             return True
-        names = {frozenset(self.list_names(site)) for site in self.answers}
+        names = {frozenset(self.list_names(site)) for site in self.by_site}
         return len(names) <= 1
 
     def widen_terms(self) -> wire.Terms:
         """Return terms that allow adding the updates of all sites that answered."""
-        names = {name for site in self.answers for name in self.list_names(site)}
+        names = {name for site in self.by_site for name in self.list_names(site)}
         limits = {} if self.sites_beyond_limits else self.terms.limits
         return replace(self.terms, metrics=tuple(sorted(names)), limits=limits)
 
@@ -742,15 +744,15 @@ class SecureSum(Summing):
             _ExchangeFailed: Another attempt may succeed.
             TrainingError: Too few updates can be added.
         """
-        answers = self._run_task(exchange)
+        collected = self._run_task(exchange)
         for _ in range(AGAIN):
-            if answers.can_be_added():
+            if collected.can_be_added():
                 break
-            answers = self._mask_again(exchange, answers)
+            collected = self._mask_again(exchange, collected)
 
-        for site, reason in answers.mask_failures.items():
+        for site, reason in collected.mask_failures.items():
             exchange.refuse(site, f"site {site!r} could not mask its update: {reason}")
-        absent_sites = sorted(answers.opened_sites - answers.answers.keys())
+        absent_sites = sorted(collected.opened_sites - collected.by_site.keys())
         if absent_sites:
             raise TrainingError(
                 f"{exchange.request.task!r}: a sum of this task was opened with "
@@ -760,9 +762,9 @@ class SecureSum(Summing):
 
         total = self._open(exchange)
         self._is_prepared = True
-        return self._finish(exchange, answers, total)
+        return self._finish(exchange, collected, total)
 
-    def _run_task(self, exchange: Exchange) -> _Answers:
+    def _run_task(self, exchange: Exchange) -> _MaskingReplies:
         """Run the method's task at the sites; return their answers, with the updates.
 
         The terms are those of the last sum of this task.
@@ -801,27 +803,31 @@ class SecureSum(Summing):
         self._is_prepared = False
         return sites if have_keys else self._begin(exchange, sites)
 
-    def _mask_again(self, exchange: Exchange, answers: _Answers) -> _Answers:
+    def _mask_again(
+        self, exchange: Exchange, collected: _MaskingReplies
+    ) -> _MaskingReplies:
         """Have the sites mask their updates in a new exchange under wider terms."""
-        exclusions = answers.exclusions
+        exclusions = collected.exclusions
         for site, reason in exclusions.items():
             exchange.refuse(site, reason)
-        terms = answers.widen_terms()
-        candidates = tuple(site for site in answers.answers if site not in exclusions)
+        terms = collected.widen_terms()
+        candidates = tuple(site for site in collected.by_site if site not in exclusions)
         self._require_enough(exchange, len(candidates), TrainingError)
         sites = self._begin(exchange, candidates)
         attached = dict.fromkeys(sites, self._attach(terms))
         replies = exchange.run_stage(wire.MASKED, attached)
-        new_answers = self._receive(exchange, replies, terms)
-        beyond_limits = new_answers.sites_beyond_limits
+        new_replies = self._receive(exchange, replies, terms)
+        beyond_limits = new_replies.sites_beyond_limits
         # Terms without limits are the widest.
         if beyond_limits and not terms.limits:
             for site in sorted(beyond_limits, key=self._parties.sites.index):
-                exchange.refuse(site, new_answers.answers.pop(site).again)
-            self._require_enough(exchange, len(new_answers.answers), TrainingError)
-        return new_answers
+                exchange.refuse(site, new_replies.by_site.pop(site).again)
+            self._require_enough(exchange, len(new_replies.by_site), TrainingError)
+        return new_replies
 
-    def _finish(self, exchange: Exchange, answers: _Answers, total: Total) -> Total:
+    def _finish(
+        self, exchange: Exchange, collected: _MaskingReplies, total: Total
+    ) -> Total:
         """Record the state for later sums.
 
         Returns:
@@ -830,13 +836,13 @@ class SecureSum(Summing):
         task = exchange.request.task
         metrics = {}  # in the order in which the sites name them
         for site in total.included:
-            for name in answers.list_names(site):
+            for name in collected.list_names(site):
                 if name in total.metrics:
                     metrics[name] = total.metrics[name]
         self._metrics[task] = tuple(metrics)
         self._paces[task] = find_slowest_class(metrics)
         if self._requests.strict:
-            self._history = _choose_history(answers.answers, self._history)
+            self._history = _choose_history(collected.by_site, self._history)
         self._limits[task] = compute_limits(total)
         return replace(total, metrics=remove_classes(metrics))
 
@@ -867,24 +873,24 @@ class SecureSum(Summing):
 
     def _receive(
         self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms
-    ) -> _Answers:
+    ) -> _MaskingReplies:
         """Add the masked updates; return each site's answer about its update."""
         is_recorded = partial(self._record.has, exchange.request)
-        answers = _Answers(terms, self._parties.threshold, is_recorded)
+        collected = _MaskingReplies(terms, self._parties.threshold, is_recorded)
         for site, attached in _iterate_in_order(exchange, replies):
             try:
                 _require_only(site, attached, "words")
-                answer = wire.read_message(wire.Masking, attached.facts)
-                _require_known_names(site, answer)
-                _require_short(site, answer, self._parties.sites)
-                if not answer.again:
-                    message = wire.read_masked(answer, attached)
+                masking = wire.read_message(wire.Masking, attached.facts)
+                _require_known_names(site, masking)
+                _require_short(site, masking, self._parties.sites)
+                if not masking.again:
+                    message = wire.read_masked(masking, attached)
                     _require_own(site, message.site)
                     self._chain.add_masked(message)
-                answers.answers[site] = answer
+                collected.by_site[site] = masking
             except RefusedError as error:
                 exchange.refuse(site, str(error))
-        return answers
+        return collected
 
     def _open(self, exchange: Exchange) -> Total:
         """Close the exchange to further updates, and open their sum."""
@@ -951,10 +957,10 @@ class SecureSum(Summing):
         is_after_masking = stage in (wire.CONFIRM, wire.UNMASK)
         least = self._parties.threshold if is_after_masking else None
         replies = exchange.run_stage(stage, dict.fromkeys(sites, attached), least=least)
-        for site, answer in _iterate_in_order(exchange, replies):
+        for site, attached in _iterate_in_order(exchange, replies):
             try:
-                _require_only(site, answer)
-                message = wire.read_message(wire.ANSWERS[stage], answer.facts)
+                _require_only(site, attached)
+                message = wire.read_message(wire.ANSWERS[stage], attached.facts)
                 _require_own(site, message.site)
                 add(message)
             except RefusedError as error:
@@ -1010,7 +1016,7 @@ def _close_stage(close: Callable[[], R], reasons: str = "") -> R:
         raise _ExchangeFailed(message) from error
 
 
-def _choose_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes:
+def _choose_history(maskings: Mapping[str, wire.Masking], before: bytes) -> bytes:
     """Choose the history that more than half of the sites report after a sum.
 
     All sites that masked for one question have the same history, but the masks do not
@@ -1019,27 +1025,27 @@ def _choose_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes
     sum would fail.
 
     Args:
-        answers: The reports of the sites in the sum.
+        maskings: The replies of the sites in the sum, which have their reports.
         before: The history to return if no majority reports one.
     """
-    if not answers:
+    if not maskings:
         return before
-    counts = Counter(answer.history for answer in answers.values())
+    counts = Counter(masking.history for masking in maskings.values())
     history, num_reports = counts.most_common(1)[0]
-    has_majority = 2 * num_reports > len(answers)
+    has_majority = 2 * num_reports > len(maskings)
     if not history or not has_majority:
         return before
-    for site, answer in answers.items():
-        if answer.history != history:
+    for site, masking in maskings.items():
+        if masking.history != history:
             logger.warning(
                 "site %r reports a different history from most sites of the sum", site
             )
     return history
 
 
-def _require_known_names(site: str, answer: wire.Masking) -> None:
+def _require_known_names(site: str, masking: wire.Masking) -> None:
     """Refuse too many counts, and counts with names reserved for the engine."""
-    names = answer.names or ()
+    names = masking.names or ()
     num_letters = sum(len(name) for name in names)
     if len(names) > MOST_NAMES or num_letters > MOST_LETTERS:
         raise RefusedError(
@@ -1055,9 +1061,9 @@ def _require_known_names(site: str, answer: wire.Masking) -> None:
             )
 
 
-def _require_short(site: str, answer: wire.Masking, sites: Sequence[str]) -> None:
+def _require_short(site: str, masking: wire.Masking, sites: Sequence[str]) -> None:
     """Refuse unknown sites, and a reason of more than one line: people read both."""
-    if not set(answer.before) <= set(sites) or len(answer.again) > LINE:
+    if not set(masking.before) <= set(sites) or len(masking.again) > LINE:
         raise RefusedError(
             f"site {site!r} sent names of unknown sites or too long a reason with its "
             "masked update"

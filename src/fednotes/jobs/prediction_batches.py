@@ -35,7 +35,7 @@ from fednotes.core.errors import (
     raising_os_errors_as,
 )
 from fednotes.core.parsing import read_regular
-from fednotes.core.store import locking_run_folder, replacing, write_json
+from fednotes.core.store import replacing, reserving_folder, write_json
 from fednotes.core.types import Document
 from fednotes.core.work import working
 from fednotes.jobs.prediction_writers import SUFFIXES, FileFacts, open_writer
@@ -442,7 +442,7 @@ def opening_folder(
         raise ParameterError(
             f"`out` {folder}: shards need a folder and this is a file: name another"
         )
-    with locking_run_folder(folder):
+    with reserving_folder(folder):
         manifest = FolderSink.read_manifest(folder)
         if manifest is None:
             _require_empty(folder)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 from fednotes.core.errors import ConfigError, DataError, MissingExtra, ParameterError
 from fednotes.core.numbers import Fraction
 from fednotes.core.stopping import telling_how_to_resume
-from fednotes.core.store import LOCK, locking_run_folder, write_json
+from fednotes.core.store import LOCK, reserving_folder, write_json
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
@@ -254,7 +254,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
     jobs = {seed: change_seed(job, seed) for seed in check_seeds(seeds)}
     _require_seeds_folder(out)
     with ExitStack() as locks:
-        locks.enter_context(locking_run_folder(out))
+        locks.enter_context(reserving_folder(out))
         has_runs = holds_runs(out)
         notes = []
         if resume:
@@ -266,7 +266,7 @@ def simulate_seeds(  # noqa: PLR0913 - the parameters of `simulate`, and the see
             _require_overwrite(out, overwrite=overwrite)
             _set_runs_aside(out)
             # The lock was moved with the earlier runs, so lock the new folder too.
-            locks.enter_context(locking_run_folder(out))
+            locks.enter_context(reserving_folder(out))
 
         pool = locks.enter_context(
             running_workers(device, workers, job.threads, cluster)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fednotes.core.federation import EVALUATE
 from fednotes.core.stopping import telling_how_to_resume
-from fednotes.core.store import locking_run_folder, write_json, write_text
+from fednotes.core.store import reserving_folder, write_json, write_text
 from fednotes.core.types import SiteData
 from fednotes.engines.remote_programs import wait_for_links
 from fednotes.engines.rounds import RoundResult
@@ -136,7 +136,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
                 running_workers(device, workers, job.threads, cluster)
             )
         require_run_folder(out)
-        locks.enter_context(locking_run_folder(out))
+        locks.enter_context(reserving_folder(out))
         require_usable_folder(job, out, resume=resume, overwrite=replaces_run)
 
         # The workers read the data at the same time as this process.
@@ -157,7 +157,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
 
         if replaces_run and move_aside(out):
             # The lock moved away with the earlier run, so lock the new folder too.
-            locks.enter_context(locking_run_folder(out))
+            locks.enter_context(reserving_folder(out))
         facts = count_data(job, sites.data)
         files = digest_model_files(job)
         useful = count_useful_workers([len(part.sites) for part in parts])

@@ -20,7 +20,7 @@ from fednotes.apps.ui.access import Access
 from fednotes.apps.ui.content import Content, load_content
 from fednotes.apps.ui.pages import create_app
 from fednotes.core.errors import ConfigError
-from fednotes.core.store import LOCK, locking_run_folder
+from fednotes.core.store import LOCK, reserving_folder
 from fednotes.core.wording import format_duration
 from fednotes.jobs.compare import compare
 from fednotes.jobs.job_file import parse_job
@@ -153,7 +153,7 @@ def test_a_run_in_a_held_folder_is_in_progress(runs: Path, tmp_path: Path) -> No
     (run / LOCK).write_text("process 1 on another host")
     assert state() == "not finished"
     assert "No command is training it" in browser.get("/runs/0").text
-    with locking_run_folder(run):
+    with reserving_folder(run):
         assert state() == "in progress"
         assert "No command is training it" not in browser.get("/runs/0").text
 

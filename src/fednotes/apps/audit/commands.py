@@ -65,7 +65,7 @@ def audit(
     """
     from fednotes.apps.audit import open_target, run_audit
     from fednotes.cli.display import make_audit_table
-    from fednotes.core.store import locking_run_folder, write_json
+    from fednotes.core.store import reserving_folder, write_json
     from fednotes.jobs.audit_result import AUDIT
     from fednotes.report.html import write_report
 
@@ -74,7 +74,7 @@ def audit(
     )
     command = shlex.join(["fednotes", *sys.argv[1:]])
     output = choose_console(as_json=json_output)
-    with locking_run_folder(folder), output.status("") as shown:
+    with reserving_folder(folder), output.status("") as shown:
         audit_result = run_audit(
             job, site, fingerprint=key, command=command, progress=shown.update
         )

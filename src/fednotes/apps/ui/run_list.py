@@ -11,7 +11,7 @@ from typing import Any
 
 from fednotes.core.errors import FednotesError
 from fednotes.core.parsing import as_mapping, find_number
-from fednotes.core.store import is_run_folder_locked
+from fednotes.core.store import is_reserved
 from fednotes.jobs.metrics_file import METRICS, read_metrics
 from fednotes.jobs.results import SUMMARY, RunResult
 from fednotes.jobs.run_folder import (
@@ -149,7 +149,7 @@ def find_state(folder: Path) -> str:
     """Return the state of a run in words."""
     if has_finished(folder):
         return FINISHED
-    return IN_PROGRESS if is_run_folder_locked(folder) else NOT_FINISHED
+    return IN_PROGRESS if is_reserved(folder) else NOT_FINISHED
 
 
 def _find_last_change(folder: Path) -> datetime | None:

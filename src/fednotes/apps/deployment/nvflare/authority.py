@@ -66,8 +66,8 @@ from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.settings import checked
 from fednotes.core.store import (
     create_private_folder,
-    holding_folder,
     make_private,
+    reserving_folder,
     write_folder,
     write_json,
     write_text,
@@ -879,7 +879,7 @@ def holding_authority(out: Path) -> Iterator[None]:
     if not out.exists():  # there is no authority
         yield
         return
-    with holding_folder(out / AUTHORITY_FOLDER):
+    with reserving_folder(out / AUTHORITY_FOLDER):
         yield
 
 
