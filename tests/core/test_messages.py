@@ -420,7 +420,7 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     "count",
-    [20_000, pytest.param(1_000_000, checkpoint_numbers=pytest.mark.slow)],
+    [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)],
     ids="{:,}".format,
 )
 def test_random_malformed_frames_are_refused_within_little_memory(count: int) -> None:

@@ -262,7 +262,7 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
     if saved_state is not None:
         agreed = select_prefix(AGREED, saved_state.tensors)
     elif starts_with_counts:
-        agreed = _agree(federation, config, support, promise)
+        agreed = _agree_on_start(federation, config, support, promise)
 
     server = Server(
         config, promise, support.make_initial_parameters(config, agreed), saved_state
@@ -285,7 +285,7 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
     return server.state()
 
 
-def _agree(
+def _agree_on_start(
     federation: Federation, config: Any, support: DPSupport, promise: Promise
 ) -> Tensors:
     """Sum the sites' noisy counts, and send the sites the tensors derived from them.

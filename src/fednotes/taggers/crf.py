@@ -675,13 +675,13 @@ class TorchOps:
         # Without counts, one forward scan suffices.
         mirror = _find_mirrored_positions(lengths, x)
         runs = x[None]
-        first = start[None, None]
+        at_start = start[None, None]
         matrix = transitions[None, None]
         if with_counts:
             runs = torch.stack([x, x.gather(1, mirror)])
-            first = torch.stack([start, end])[:, None]
+            at_start = torch.stack([start, end])[:, None]
             matrix = torch.stack([transitions, transitions.T])[:, None]
-        arriving = _run_forward(runs, first, matrix)
+        arriving = _run_forward(runs, at_start, matrix)
         alpha = arriving[0] + x
         log_z = torch.logsumexp(_pick_last(alpha, lengths) + end, dim=-1)
         if not with_counts:
@@ -774,8 +774,8 @@ class TorchOps:
         ways = [start + x[:, 0]]
         for t in range(1, tokens):
             ways.append((ways[-1].unsqueeze(-1) + transitions).amax(-2) + x[:, t])
-        top = (_pick_last(torch.stack(ways, dim=1), lengths) + end).amax(-1)
-        bad = ~((top > -torch.inf) & (x < torch.inf).flatten(1).all(1))
+        highest = (_pick_last(torch.stack(ways, dim=1), lengths) + end).amax(-1)
+        bad = ~((highest > -torch.inf) & (x < torch.inf).flatten(1).all(1))
 
         best = torch.zeros(emissions.shape[:2], dtype=torch.int64, device=x.device)
         following = best[:, 0]
@@ -811,7 +811,7 @@ def _pick_last(values: Tensor, lengths: Tensor) -> Tensor:
     return values[torch.arange(len(values), device=values.device), lengths - 1]
 
 
-def _run_forward(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
+def _run_forward(emissions: Tensor, at_start: Tensor, matrix: Tensor) -> Tensor:
     """Run the forward algorithm; return the message arriving at each position.
 
     A message is the log-sum over all paths to a position, before its emission. Backward
@@ -819,10 +819,10 @@ def _run_forward(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
 
     Args:
         emissions: (runs, batch, tokens, tags).
-        first: (runs, 1, tags).
-        matrix: (runs, 1, tags, tags).
+        at_start: (runs, 1, tags) scores of the first tag.
+        matrix: (runs, 1, tags, tags) scores of transitions [from, to].
     """
-    arriving = [first.expand(emissions[:, :, 0].shape)]
+    arriving = [at_start.expand(emissions[:, :, 0].shape)]
     for t in range(1, emissions.shape[2]):
         state = arriving[-1] + emissions[:, :, t - 1]  # (runs, batch, tags)
         arriving.append(torch.logsumexp(state.unsqueeze(-1) + matrix, dim=-2))

@@ -510,10 +510,12 @@ class AgreedSite:
             RefusedError: This site derives a different agreement from the descriptions
                 than the server.
         """
-        self._join(descriptions, agreed)
+        self._create_method_site(descriptions, agreed)
         return Update(metrics={"agreed": 1.0})
 
-    def _join(self, descriptions_text: str, server_fingerprint: str) -> None:
+    def _create_method_site(
+        self, descriptions_text: str, server_fingerprint: str
+    ) -> None:
         """Check an agreement, and create the method's site; see `agree`."""
         descriptions = decode_descriptions(descriptions_text)
         # The number of sites determines a site's share of a mini-batch.
@@ -611,7 +613,7 @@ class AgreedSite:
             fingerprint = compute_agreement_fingerprint(
                 self._job, decode_descriptions(text)
             )
-            self._join(text, fingerprint)
+            self._create_method_site(text, fingerprint)
             self.site.restore(State(state.round, state.tensors, state.facts["own"]))
 
 
