@@ -468,9 +468,8 @@ class _DeployedExchange:
         )
         self.request = replace(request, counted=self._counted)
         self._attached = Attached()
-        self._collected = (
-            CollectedReplies()
-        )  # to the task, without the replies, which are large
+        # The replies to the task, without those with an update, which are large.
+        self._collected = CollectedReplies()
         self.numbers: dict[str, int] = {}
         self._refusals: list[str] = []
         self._moved: set[str] = set()  # sites without the state this request builds on
