@@ -456,6 +456,10 @@ def test_predict_writes_each_format(run: Run, model: Path, tmp_path: Path) -> No
     (ann,) = (tmp_path / "brat").glob("*.ann")
     start, end, label = EXPECTED_SPANS[0]
     assert ann.read_text(encoding="utf-8") == f"T1\t{label} {start} {end}\tcodeine\n"
+    run("predict", model, "--text", TEXT, "--out", tmp_path / "named.csv")
+    assert (tmp_path / "named.csv").read_text(encoding="utf-8").count(",codeine") == 1
+    run("predict", model, "--text", TEXT, "--to", "jsonl", "--out", tmp_path / "l.csv")
+    assert spans_of(read(tmp_path / "l.csv")[0]) == EXPECTED_SPANS
     run("predict", model, "--text", TEXT, "--out", tmp_path / "new.jsonl")
     assert spans_of(read(tmp_path / "new.jsonl")[0]) == EXPECTED_SPANS
 
@@ -485,6 +489,10 @@ def test_the_folder_of_a_model_is_checked_before_the_notes(
     table.write_text("key,body\n1,No fever.\n", encoding="utf-8")
     message = refused("predict", model.parents[2], table)
     assert f"{model.parents[2]}: no model here: give one of the models below" in message
+    assert str(model) in message
+    elsewhere = model.parents[2] / "sites" / "elsewhere" / "model"
+    message = refused("predict", elsewhere, table)
+    assert f"{elsewhere}: no model here: give one of the models of its run" in message
     assert str(model) in message
     assert f"{tmp_path}: no model here: give the folder that" in refused(
         "predict", tmp_path, table

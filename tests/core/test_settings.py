@@ -160,6 +160,12 @@ def test_an_assignment_needs_a_key_and_a_value(text: str) -> None:
         assign({}, text)
 
 
+@pytest.mark.parametrize("text", ["names=[a]", "names=['a'", "sites.a={path=x}"])
+def test_a_list_or_table_without_quotes_is_not_read_as_text(text: str) -> None:
+    with pytest.raises(ConfigError, match=r'texts in quotes, such as \["a", "b"\]'):
+        assign({}, text)
+
+
 @pytest.mark.parametrize("text", ["seed.x=1", "*.x=1", "sites.*.x=1", "seed.*.x=1"])
 def test_an_assignment_needs_a_table(text: str) -> None:
     """A value is no table; and `*` without any table would set nothing, silently."""

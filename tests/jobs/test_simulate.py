@@ -386,6 +386,16 @@ def test_a_run_is_resumed_only_by_the_same_job(tmp_path: Path, part: int) -> Non
     for difference, other_job in other_jobs.items():
         with pytest.raises(ConfigError, match=rf"a run of another job.*{difference}"):
             simulate(other_job, out, resume=True)
+    record = out / "job.json"
+    for command, shown in (
+        ("", "`$"),
+        ("fednotes simulate x", r"first command: .* x$"),
+    ):
+        kept = json.loads(record.read_text()) | {"command": command}
+        record.write_text(json.dumps(kept))
+        with pytest.raises(ConfigError, match=shown):
+            simulate(quick(tmp_path, seed=3, **both), out, resume=True)
+    record.write_bytes(before["job.json"])
     assert files(out) == before
     assert simulate(quick(tmp_path, **both), out, resume=True).seed == 2
 

@@ -167,8 +167,11 @@ def test_a_label_map_with_an_unused_label_causes_a_remark(
     tmp_path: Path,
 ) -> None:
     name = conll(tmp_path / "a", 0, 40, ("Drug", "ADR"))
-    loaded = load(tmp_path, a={"path": name, "label_map": {"ADRR": "X"}})
-    assert loaded.remarks == ("a: label_map has 'ADRR', which is not annotated",)
+    loaded = load(tmp_path, a={"path": name, "label_map": {"ADRR": "X", "Age": "X"}})
+    assert loaded.remarks == (
+        "a: label_map has 'ADRR', which is not annotated: did you mean 'ADR'?",
+        "a: label_map has 'Age', which is not annotated",
+    )
 
 
 def test_a_site_may_choose_its_types_and_its_scheme(tmp_path: Path) -> None:

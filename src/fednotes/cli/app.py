@@ -159,6 +159,10 @@ class Predictions(StrEnum):
     csv = "csv"
 
 
+# Without --to, these endings of --out name the format.
+_FORMATS_BY_ENDING = {".csv": Predictions.csv, ".parquet": Predictions.parquet}
+
+
 @app.command(rich_help_panel=START)
 @with_examples(
     "fednotes simulate demo --out runs/demo",
@@ -422,13 +426,15 @@ def predict(
     """Find mentions in text, or predict phenotypes of patients.
 
     Mentions are written as jsonl, csv (a row for each mention), parquet, omop (NOTE_NLP
-    as CSV), omop-parquet, brat or conll. Phenotypes are written as jsonl or csv. With
+    as CSV), omop-parquet, brat or conll. Phenotypes are written as jsonl or csv.
+    Without --to, an --out that ends in .csv or .parquet names the format. With
     --shard, or with a database as --out, --resume continues an interrupted command.
     PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also compressed as .gz or
     .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text file that ends in .txt, or a
     folder of these. It can also be a database: a URL without a password, or env:NAME
     for an environment variable that holds the URL.
     """
+    to = _choose_output_format(context, to, out)
     with _importing_fast():
         from fednotes.jobs.predict import predict as run
         from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
@@ -467,6 +473,15 @@ def predict(
         pace = format_pace(number, "notes", time.monotonic() - start)
         line = f"predictions of {format_count(number, 'note')}{place} ({pace})"
         print(line, file=sys.stderr)
+
+
+def _choose_output_format(
+    context: typer.Context, to: Predictions, out: str
+) -> Predictions:
+    """Return --to; without it, the format that the ending of --out names, if any."""
+    source = context.get_parameter_source("to")
+    is_given = source is not None and source.name != "DEFAULT"
+    return to if is_given else _FORMATS_BY_ENDING.get(Path(out).suffix, to)
 
 
 def _print_note(message: str) -> None:

@@ -379,7 +379,7 @@ def corpus_synthesise(
     with showing_work("writing"):
         generated = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
         write_sites(generated, out, to.value)
-    say(f"{len(generated)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
+    say(f"{len(generated)} sites in {out}; next: fednotes init {out}")
 
 
 @jobs.callback()

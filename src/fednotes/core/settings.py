@@ -352,8 +352,8 @@ def assign(table: dict[str, Any], assignment: str) -> None:
     key in the table of every site.
 
     Raises:
-        ParameterError: There is no "=", or the table does not exist and cannot be
-            created.
+        ParameterError: There is no "=", the table does not exist and cannot be created,
+            or a list or table is not written as in TOML.
     """
     dotted, sign, text = assignment.partition("=")
     if not sign or not dotted.strip():
@@ -363,6 +363,11 @@ def assign(table: dict[str, Any], assignment: str) -> None:
     try:
         (value,) = tomllib.loads(f"value = {text}").values()
     except ValueError:  # not TOML, or more than one line of it
+        if text.lstrip().startswith(("[", "{")):
+            raise ParameterError(
+                f"`settings` {assignment}: expected a list or table as in TOML, with "
+                'texts in quotes, such as ["a", "b"]; in a shell, put \' around it all'
+            ) from None
         value = text
 
     *parents, key = dotted.strip().split(".")

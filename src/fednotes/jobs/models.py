@@ -63,15 +63,15 @@ def require_model(folder: Path) -> None:
             f"{folder} is the folder of a run: give one of its models: "
             f"{list_names(models)}"
         )
-    if is_run(folder.parent):
-        models = [
-            str(path)
-            for path in list_model_folders(folder.parent)
-            if folder in path.parents
-        ]
-    if models:
+    run = next((each for each in folder.parents if is_run(each)), None)
+    if run is not None:
+        of_run = list_model_folders(run)
+        below = [path for path in of_run if folder in path.parents]
+        models = [str(path) for path in below or of_run]
+    if run is not None and models:
         raise ModelError(
-            f"{folder}: no model here: give one of the models below it: "
+            f"{folder}: no model here: give one of the models "
+            f"{'below it' if below else 'of its run'}: "
             f"{list_names(models)}"
         )
     if folder.is_dir():

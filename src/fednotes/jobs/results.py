@@ -350,7 +350,8 @@ def read_result(folder: Path) -> RunResult:
         if (folder / METRICS).is_file():
             raise DataError(
                 f"{folder}: the run has not ended, so it has no summary.json yet; "
-                "`fednotes doctor` and `fednotes ui` show what there is so far"
+                "`fednotes doctor` and `fednotes ui` show what there is so far, and "
+                "its command continues it with --resume"
             )
         raise DataError(
             f"{folder}: no summary.json there; give the folder of a run that has ended"

@@ -38,6 +38,7 @@ from fednotes.core.parsing import as_mapping, read_json
 from fednotes.core.store import LOCK, create_private_folder, make_private, write_json
 from fednotes.core.tables import compare_tables
 from fednotes.core.types import POOLED
+from fednotes.core.wording import list_names
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.results import SUMMARY, Outcome, RunResult, read_result
@@ -46,6 +47,7 @@ JOB_RECORD = "job.json"
 FAILURE = "failure.json"
 _MAX_CHANGES = 5  # differences between two jobs that a message shows
 _MAX_CHANGE_LENGTH = 120  # characters of each
+_MAX_COMMAND_LENGTH = 300  # characters of a command that a message shows
 SEED_PREFIX = "seed-"  # of the folders of the runs of several seeds
 _MAX_NEAR = 4  # number of runs that are named in place of a missing one
 
@@ -101,8 +103,16 @@ def require_resumable(run: Path, job: Job) -> None:
         f"{run} holds a run of another job, or of this job with different settings"
         f"{_describe_changes(record, job)}; nothing was changed: repeat the job and "
         "the settings of the first command (you may only add conditions), or give "
-        "another `out`"
+        f"another `out`{_show_command(record)}"
     )
+
+
+def _show_command(record: Mapping[str, Any]) -> str:
+    """Return the command of a run's record as the end of a message; "" without one."""
+    command = str(record.get("command") or "")
+    if not command:
+        return ""
+    return f"; the first command: {textwrap.shorten(command, _MAX_COMMAND_LENGTH)}"
 
 
 def has_same_conditions(run: Path, job: Job) -> bool:
@@ -371,6 +381,10 @@ def read_job_record(run: Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file is missing or damaged.
     """
+    if not run.is_dir():
+        near = [str(each) for each in list_runs_near(run)]
+        hint = f": runs near it are {list_names(near)}" if near else ""
+        raise ConfigError(f"{run}: there is no such run{hint}")
     try:
         record = read_json(run / JOB_RECORD)
     except (OSError, ValueError) as error:
@@ -388,7 +402,13 @@ def read_result_so_far(run: Path) -> RunResult:
         return read_result(run)
     record = read_job_record(run)
     table = as_mapping(record.get("table") or record)
-    known = {key: str(table[key]) for key in ("title", "method") if key in table}
+    known: dict[str, Any] = {
+        key: str(table[key]) for key in ("title", "method") if key in table
+    }
+    if type(table.get("seed")) is int:
+        known["seed"] = table["seed"]
+    if isinstance(record.get("command"), str):
+        known["command"] = record["command"]
     config = {str(key): value for key, value in table.items()}
     return RunResult.model_validate({**known, "config": config})
 

@@ -94,6 +94,9 @@ def test_the_page_of_an_unfinished_run_refreshes_itself(runs: Path) -> None:
     """Its curves show the complete lines of metrics.jsonl; half a line is ignored."""
     with (runs / "live" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 99, "los')
+    job = runs / "live" / "job.json"
+    record = json.loads(job.read_text("utf-8")) | {"command": "fednotes simulate x"}
+    job.write_text(json.dumps(record), "utf-8")
     newest = json.loads(
         (runs / "one" / "metrics.jsonl").read_text("utf-8").splitlines()[-1]
     )
@@ -104,6 +107,8 @@ def test_the_page_of_an_unfinished_run_refreshes_itself(runs: Path) -> None:
         in text
     )
     assert "<h1>Two sites</h1>" in text
+    assert f"Seed {record['table']['seed']}" in text
+    assert "<code>fednotes simulate x</code>" in text
     assert 'aria-labelledby="mean-f1-t' in text
     listed = browse(load_content([runs / "one", runs / "live"])).get("/runs").text
     names = [row[1].removesuffix("Two sites") for row in Tree(listed).rows[1:]]

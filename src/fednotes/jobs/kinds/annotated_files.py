@@ -138,7 +138,9 @@ def _read_site(site: SiteOfJob, read_file: _ReadFile) -> Parts:
     label_map = site.config.label_map
     for label in label_map:
         if label not in labels:
-            site.remark(f"label_map has {label!r}, which is not annotated")
+            hint = suggest_name(label, labels, fallback="")
+            remark = f"label_map has {label!r}, which is not annotated"
+            site.remark(f"{remark}: {hint}" if hint else remark)
     _require_types(site, labels)
 
     with naming_place(f"site {site.name!r}", FednotesError):
