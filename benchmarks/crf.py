@@ -1,16 +1,16 @@
-"""The CRF against pytorch-crf and against plain C. One thread, float32.
+"""The CRF beside pytorch-crf and plain C, on one thread, in float32.
 
     python benchmarks/crf.py [--runs 7] [--repeats 60]
 
-Batch 32, 40 and 128 tokens, 11 tags: loss with gradient, and decoding. Both programs
-get the same parameters, and losses, gradients and best sequences are compared before
-anything is timed. All are timed in turns, by the thread's CPU time, which other
-programs affect little. A run's time is the median of its repeats; a ratio is the median
-of the runs.
+The benchmark measures the loss with its gradient, and decoding, for batches of 32
+sentences of 40 and 128 tokens, with 11 tags. All programs get the same parameters, and
+losses, gradients and best sequences are compared before anything is timed. All are timed
+in turns, by the thread's CPU time, which other programs affect little. The time of a run
+is the median of its repeats; a ratio is the median over the runs.
 
 The C program is a plain forward-backward algorithm in double precision
 (helpers/forward_backward.c), compiled by `cc -O3 -march=native` and called without
-autograd. Where there is no `cc`, a line says that it was skipped.
+autograd. If there is no `cc`, a line says that it was skipped.
 
 Goals of the loss with gradient (goals.toml):
 

@@ -1,31 +1,30 @@
-"""What real sites cost beside one process: NVIDIA FLARE on loopback, three sites and a
-server.
+"""The cost of exchanges between real sites (NVIDIA FLARE on loopback), beside one process.
 
     python benchmarks/deployed.py [--megabytes 0.1 5 120] [--exchanges 5] [--steps 40]
 
-Each case is a job of its own over real kits with mutual TLS: `Deployed` at the server,
-`SiteHost` with its journal at each site. A site's task of the table returns as many
-float32 numbers as it is sent and computes nothing, so a row is what an exchange costs
-by itself:
+Each case is a separate job with three sites and a server, with real kits and mutual TLS:
+`Deployed` at the server, and `SiteHost` with its journal at each site. In the table, a
+site's task returns as many float32 numbers as it receives and computes nothing, so a row
+shows the cost of an exchange alone:
 
-    exchange    seconds of a `federation.sum`, the median; the first one, which meets every site,
-                is told apart
-    no network  the same engine and hosts, journal included, but frames are handed over in one
+    exchange    median seconds of a `federation.sum`; the first one, which contacts every site, is
+                shown separately
+    no network  the same engine and hosts, including the journal, but frames are passed on in one
                 process, from site to site
-    in process  the same with the embedded engine
-    memory      MB, the peak of a process beyond what it held before the first exchange, for the
+    in process  the same with the in-process engine
+    memory      MB: the peak of a process beyond what it held before the first exchange, for the
                 process of the job and the process that starts jobs, at the server and at a site
-    wire        bytes that cross one site's connection, both ways, against its tensors' bytes;
-                counted by a relay in a run of its own, acknowledgements of TCP left out
+    wire        bytes that cross one site's connection, both ways, relative to its tensors' bytes;
+                a relay counts them in a separate run, without acknowledgements of TCP
 
-Its processes and its folder go with it, however it ends.
+The benchmark removes its processes and its folder, however it ends.
 
-On loopback every frame also passes between the two processes of each machine, which is
-no wire.
+On loopback, every frame also passes between the two processes of each machine; no
+network is involved in that.
 
-The last line compares ten rounds of a method whose sites train 5 MB of parameters by
---steps mini-batches a round with the same ten rounds in one process, where they train
-one after the other. Processes are started once, before any clock.
+The last line compares ten rounds of a method whose sites train 5 MB of parameters for
+--steps mini-batches per round with the same ten rounds in one process, where the sites
+train one after another. Processes are started once, before any measurement.
 """
 
 from __future__ import annotations

@@ -1,24 +1,23 @@
-"""What the engine costs: `fedner.train` in the embedded engine against a hand-written
-loop.
+"""The cost of the in-process engine: `fedner.train` beside a hand-written loop.
 
     python benchmarks/engine.py [--sentences 300] [--epochs 2] [--repeats 5]
 
-Both train three sites by Algorithm 1 of FedNER: the same taggers, mini-batches, dropout
-and optimizers. The hand-written loop is what one writes for a single experiment: no
-tasks, no checkpoints, no counting of bytes, the weighted sum of the gradients in
-float32 in place. It keeps the tagger after each epoch as the engine's sites do; nothing
-is held out, so neither judges. Sites are built before the clock starts, and the shared
-layers that both end with are compared.
+Both train three sites by Algorithm 1 of FedNER, with the same taggers, mini-batches,
+dropout and optimizers. The hand-written loop is what one would write for a single
+experiment: it has no tasks and no checkpoints, does not count bytes, and adds weighted
+gradients in float32 in place. It keeps the tagger after each epoch, as the engine's
+sites do. No data are held out, so neither program evaluates. Sites are built before the
+measurement, and the shared layers at the end are compared.
 
-One thread, CPU seconds: a shared machine's wall clock measures its other users. The two
-run in turns, round by round; the ratio is of whole runs, beginning and end included,
-and the median over repeats. glibc is told to keep freed memory: otherwise page faults,
-up to 5 %, hit now one and now the other.
+Both use one thread. Time is CPU time, because other users of a shared machine affect the
+wall clock. The two run in turns, round by round. The ratio compares whole runs, with
+their beginning and end, and is the median over repeats. glibc is told to keep freed
+memory; otherwise page faults, which take up to 5 % of the time, hit the two programs
+unequally.
 
-Sizes: CNN-CLSTM-CRF over 4,096 hashed words, and ELMoNER over 384 random frozen
-    features.
-Sentences: PsyTAR, BC5CDR and NCBI disease below $FEDNOTES_CORPORA where set, else
-generated ones, which are half as long.
+The models are CNN-CLSTM-CRF over 4,096 hashed words, and ELMoNER over 384 random frozen
+features. The sentences are those of PsyTAR, BC5CDR and NCBI disease in $FEDNOTES_CORPORA
+if this is set, and otherwise generated ones, which are half as long.
 """
 
 from __future__ import annotations

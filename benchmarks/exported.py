@@ -1,16 +1,15 @@
-"""An exported model, whole and in eight bits, beside `fednotes predict`: F1 and
-sentences a second.
+"""F1 and speed of an exported model, with and without 8-bit weights, beside `predict`.
 
     python benchmarks/exported.py [--model FOLDER --notes ANNOTATED]
 
-The program is the one that docs/use.md prints: one sentence at a time, one thread.
-Without a model, an untrained tagger of the paper's size reads generated notes: then F1
-says nothing.
+The program that reads the export is the one in docs/use.md: one sentence at a time, on
+one thread. Without --model, an untrained tagger of the paper's size reads generated
+notes; F1 then says nothing.
 
 A token classifier is also read by transformers' pipeline, with two ways of joining
 sub-words.
 
-The ratio is the speed of the graph in eight bits to that of the model.
+The ratio is the speed of the graph with 8-bit weights divided by that of the model.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Frozen features: a batch gathered from the cache against the same batch encoded on
-the fly.
+"""Frozen features: a batch read from the cache, beside the same batch encoded on the fly.
 
     python benchmarks/features.py                 the packaged MiniLM
     python benchmarks/features.py --elmo          ELMo at its published size, random weights
     python benchmarks/features.py --encoder PATH  any other encoder
 
-One thread. Sentences are random words of a clinical kind, 8 to 40 tokens each. Prints
-the encoder's speed, the median time of a batch of 32 both ways, and in the last line
+The benchmark uses one thread, and sentences of 8 to 40 random clinical words. It prints
+the encoder's speed, the median time of a batch of 32 in both ways, and in the last line
 their ratio.
 """
 

@@ -2,22 +2,24 @@
 
     python benchmarks/flower.py --flower PYTHON [--sites 3 30 300 1000] [--rounds 3]
 
-PYTHON is the interpreter of an environment of its own that contains `flwr[simulation]`
-and fednotes; by default, the one that the variable FEDNOTES_FLOWER names. Without
-either, nothing is measured. The job is that of `sites.py`: sites of about 100 generated sentences
-train the demo's light tagger by FedNER. The server and the sites run the same code
-under both programs; only the engine between them differs. The final parameters of both
-are compared by SHA-256.
+PYTHON is the interpreter of a separate environment that contains `flwr[simulation]` and
+fednotes; by default, the one that the variable FEDNOTES_FLOWER names. Without either,
+nothing is measured.
+
+The job is that of `sites.py`: sites of about 100 generated sentences train the demo's
+light tagger by FedNER. The server and the sites run the same code under both programs;
+only the engine between them differs. The final parameters of both are compared by
+SHA-256.
 
 Flower runs its clients in Ray actors, one for each core. Any actor may run a client in
 the next round, so a client's private module travels in the client's context. An actor
-keeps the sites that it has prepared: this takes memory, but preparing them again in
-each round would take more time. fednotes runs all sites in one process. Each process
-computes on one thread.
+keeps the sites that it has prepared: this takes memory, but preparing them again in each
+round would take more time. fednotes runs all sites in one process. Each process computes
+on one thread.
 
-Seconds are wall clock, of the rounds after the first one: use a machine without other
-work. Memory is the largest sum over all processes of a run; memory that processes share
-counts once. The processes that Ray starts count too.
+Seconds are wall-clock seconds of the rounds after the first one: use a machine without
+other work. Memory is the largest sum over all processes of a run, including those that
+Ray starts; memory that processes share counts once.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@
     concepts    terms of a dictionary: matching the same notes
     notes       predictions by `model.stream` on generated notes
 
-Each size runs in a process of its own, on one thread. Seconds are those of the CPU.
-Memory is the process's peak beyond what it had before the measured work, after a small
-piece of the same work, so that libraries and compiled kernels do not count. The ratio compares the growth of seconds from the smallest to
-the largest size with that of the work: 1 is linear. For types, the work is the number
-of pairs of tags, for concepts that of characters.
+Each size runs in a separate process, on one thread. Seconds are CPU seconds. Memory is
+the peak of the process beyond what it had before the measured work, after a small piece
+of the same work, so that libraries and compiled kernels do not count. The ratio compares
+the growth of seconds from the smallest to the largest size with that of the work: 1 is
+linear. For types, the work is the number of pairs of tags; for concepts, the number of
+characters.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """Strict F1 and speed of the light tagger `hash-cnn`, beside spaCy's recogniser.
 
-    python benchmarks/light_tagger.py [--corpora ncbi_disease bc5cdr] [--train 800] [--seeds 1 2 3 4 5]
+    python benchmarks/light_tagger.py [--corpora ncbi_disease bc5cdr] [--train 800]
+        [--seeds 1 2 3 4 5]
     python benchmarks/light_tagger.py --judge valid --seeds 11 12 13 14 15
 
-Each seed draws the sentences that both programs train on, from the training part of a
-corpus below $FEDNOTES_CORPORA. spaCy's `ner` has its default settings (a blank English
+Each seed draws the sentences on which both programs train, from the training part of a
+corpus in $FEDNOTES_CORPORA. spaCy's `ner` has its default settings (a blank English
 pipeline). Both programs keep the epoch with the best F1 on the same sentences of the
 validation part, and find mentions in all sentences of the test part. `--judge valid`
-takes the other sentences of the validation part instead: settings are chosen there. The
-test of the differences is paired by seed.
+uses the other sentences of the validation part instead of the test part, so that
+settings can be chosen. The differences are tested by a paired test over seeds.
 
-Seconds are those of the CPU, with one thread. Those of training include what each
-program reads and its scores on the validation sentences; fednotes also scores the
-judged sentences in that time. Those of prediction go from texts to mentions, by
-`model.stream` and `nlp.pipe` in turn.
+Seconds are CPU seconds on one thread. The seconds of training include reading the data
+and the scores on the validation sentences; fednotes also scores the test sentences in
+that time. The seconds of prediction are those from texts to mentions, by `model.stream`
+and `nlp.pipe` in turn.
 """
 
 from __future__ import annotations

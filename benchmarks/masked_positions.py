@@ -1,14 +1,13 @@
-"""A step of masked language modelling: logits at masked positions against logits
-everywhere.
+"""A step of masked language modelling: logits at masked positions, beside all positions.
 
     python benchmarks/masked_positions.py                  the packaged MiniLM, 32 x 32 tokens
     python benchmarks/masked_positions.py --encoder PATH   any other encoder
     python benchmarks/masked_positions.py --tokens 128 --train all --bfloat16
 
-One thread. Forward, backward and AdamW on random words, 15 % of them masked.
-"Everywhere" is the library's own model with `labels=`, on the same parameters. Prints
-both fastest times, the difference of the losses (without dropout), and in the last line
-the ratio.
+A step is forward, backward and AdamW on random words, 15 % of them masked, on one
+thread. "Everywhere" is the library's own model with `labels=`, on the same parameters.
+The benchmark prints the shortest time of each, the difference of the losses (without
+dropout), and in the last line the ratio.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
     python benchmarks/mimic.py [--notes 20000] [--workers 2] [--train]
     python benchmarks/mimic.py --notes 2083180 --workers 16 --train    its full size
 
-Generated notes are written to a packed NOTEEVENTS.csv.gz: 1,800 characters and 45 notes
-of a patient on average, as in MIMIC-III. A patient's notes lie apart in the file. A
-model trained on generated patients predicts their phenotypes, in one process and then
-in workers, and both files are compared by SHA-256. With `--train`, a job also learns
-from these notes. All runs are whole commands.
+Generated notes are written to a compressed NOTEEVENTS.csv.gz. They have 1,800 characters
+on average, and a patient has 45 notes on average, as in MIMIC-III; a patient's notes are
+scattered over the file. A model trained on generated patients predicts their phenotypes,
+in one process and then in workers, and both files are compared by SHA-256. With
+`--train`, a job also learns from these notes. All runs are whole commands.
 
-Wall clock, because that is what workers save: run it on a machine without other work.
+Seconds are wall-clock seconds, because workers save these: use a machine without other
+work.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Per-sentence gradients of the prompts q in one backward pass, against the paper's
-loop.
+"""Per-sentence gradients of the prompts q in one backward pass, beside the paper's loop.
 
     python benchmarks/per_sample_gradients.py [--base] [--threads 1]
 
-Three batches of 32, bucketed as in training from 512 sentences of 6 to 30 words with up
-to four entities; the site annotates three of the five types. A random BART is built
-here: 6 + 2 layers of 384, the shape that `tools/graft.py` makes of MiniLM; with --base
-also one of bart-base's size. First the two are compared in float64 (each sentence's
-source gradient and the batch's target gradient); then they are timed in turns, float32,
-medians. The loop computes, as Algorithm 2 does, both gradients of one sentence after
-the other.
-Expected: at least 2 times as fast on the smaller one.
+There are three batches of 32, grouped by length as in training, from 512 sentences of 6
+to 30 words with up to four entities; the site annotates three of the five types. The
+model is a random BART with 6 + 2 layers of width 384, the shape that `tools/graft.py`
+makes from MiniLM; with --base, also one of bart-base's size. First, the results of both
+are compared in float64 (each sentence's source gradient and the batch's target
+gradient). Then they are timed in turns, in float32; times are medians. The loop computes
+both gradients of one sentence after another, as Algorithm 2 does.
+
+Expected: at least 2 times as fast for the smaller model.
 """
 
 from __future__ import annotations

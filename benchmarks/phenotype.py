@@ -1,18 +1,17 @@
-"""Stage 1 of phenotyping at the paper's scale: one epoch over ten sites, against padded
-batches.
+"""Stage 1 of phenotyping at the paper's scale: an epoch at ten sites, beside padding.
 
     python benchmarks/phenotype.py                     44,211 patients, 174 codes, 10 sites
     python benchmarks/phenotype.py --vocabulary 100000 --batch 128
     python benchmarks/phenotype.py --patients 4421     a tenth of it
 
-Invented patients (`tools/synthetic_cohort.py`). An epoch here is a whole global cycle
-of `apps/phenotyping/two_stage.py` with one local epoch, the agreement on outputs
-included. "Padded" is what one would write first: concepts padded to the longest patient
-of a batch, embedded, averaged under a mask, Adam over the whole table; it trains
-`--steps` batches spread over the sites, and its epoch is that many times longer. Each
-runs in a process of its own, whose largest resident size is its peak memory (invented
-patients and libraries included). Both must have the same loss on the first batch. The
-last line is the ratio of the epochs.
+The patients are generated (`tools/synthetic_cohort.py`). An epoch here is a whole global
+cycle of `apps/phenotyping/two_stage.py` with one local epoch, including the agreement on
+outputs. "Padded" is what one would write first: concepts are padded to the longest
+patient of a batch, embedded and averaged under a mask, with Adam over the whole table.
+It trains `--steps` batches spread over the sites; the time of its epoch is computed from
+these. Each program runs in a separate process. Peak memory is the largest resident size
+of that process, including generated patients and libraries. Both must have the same loss
+on the first batch. The last line is the ratio of the epochs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Sentences a second of `model.stream`, against the same model one sentence at a time.
+"""Sentences per second of `model.stream`, beside the same model one sentence at a time.
 
     python benchmarks/predict.py [--train 800] [--repeats 3] [--no-encoder]
 
 Two models are trained on the same sentences: the light tagger of the demo, and a token
-classifier on MiniLM. They are compared with transformers' pipeline with the exported
+classifier with MiniLM. They are compared with transformers' pipeline with the exported
 token classifier, which reads one sentence at a time by default, and in batches of 32.
 All predict test sentences from their text on one thread. The sentences are those of NCBI
-disease below $FEDNOTES_CORPORA if it is set, and generated ones otherwise.
+disease in $FEDNOTES_CORPORA if it is set, and generated ones otherwise.
 """
 
 from __future__ import annotations

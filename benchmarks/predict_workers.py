@@ -2,12 +2,13 @@
 
     python benchmarks/predict_workers.py [--notes 20000] [--texts 4] [--workers 2]
 
-A light tagger is trained on generated sentences, and predicts generated notes, each of
-which joins a few texts, from a file into a file. Both runs are whole commands, so the starts of
-Python and of the workers count. Their files are compared by SHA-256. The peak of memory
-is that of the command and the largest of its workers.
+A light tagger is trained on generated sentences. It predicts generated notes, each of
+which joins a few texts, from a file into a file. Both runs are whole commands, so the
+time includes the start of Python and of the workers. Their files are compared by
+SHA-256. Peak memory is that of the command and of the largest of its workers.
 
-Wall clock, because that is what workers save: run it on a machine without other work.
+Seconds are wall-clock seconds, because workers save these: use a machine without other
+work.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The secure sum of 5 million float32 numbers at 5 sites: time and bytes beside the
-plain sum.
+"""Time and bytes of the secure sum of 5 million float32 numbers, beside the plain sum.
 
     python benchmarks/secagg.py [--parameters 5000000] [--sites 5] [--dropped 1]
 
-Times are one site's and the server's own work, one thread, in the exchange as an engine
-drives it (keys and shares of the next one ride along); the total is compared with the
-plain sum. Bytes are all that a site sends in an exchange: header, masked words and
-opened shares, against the float32 numbers, a weight and a metric. Expected: at most 2.1
-times the bytes, and at most 1 s a site.
+Times are those of one site's and of the server's own work on one thread, in an exchange
+as an engine runs it (with the keys and shares of the next exchange). The total is
+compared with the plain sum. Bytes are all bytes that a site sends in an exchange
+(header, masked words and opened shares), relative to the float32 numbers, a weight and a
+metric. Expected: at most 2.1 times the bytes, and at most 1 s per site.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Requests of many at a time against one at a time, and what becomes of too many.
+"""Many concurrent requests to `fednotes serve`, beside one at a time, and an overload.
 
     python benchmarks/serve.py [--model FOLDER] [--clients 50] [--seconds 10]
 
-`fednotes serve` as a process of its own, with the limits of the command; notes of ten
-generated sentences, one a request; the model that `--model` names, or the demo's,
-trained here in a few seconds. In turn:
+`fednotes serve` runs as a separate process with the default limits of the command. Notes
+have ten generated sentences, with one note per request. The model is the one that
+`--model` names, or the demo's, which is trained here in a few seconds. The loads, one
+after another:
 
-    one at a time  a client that asks again once it is answered
-    together       --clients of these; requests that wait are put to the model together
-    flood          requests at three times the rate of the row above, whoever is answered; each is
-                   answered with its prediction or with 429, and none is lost
+    one at a time  a client that sends the next request once it has an answer
+    together       --clients of these; the model processes waiting requests together
+    flood          requests at three times the rate of the row above, without waiting for answers;
+                   each is answered with its prediction or with 429, and none is lost
 
-The clients are one process too: with two cores or more it takes none of the server's.
-"CPU, ms" is what the server's process takes for a prediction, its refusals included; it
-holds on a machine that does other things too.
+All clients are one process; with two cores or more, it takes no time from the server.
+"CPU, ms" is the time that the server's process spends on a prediction, including its
+refusals; it is also valid on a machine with other work.
 """
 
 from __future__ import annotations

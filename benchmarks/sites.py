@@ -3,14 +3,14 @@
     python benchmarks/sites.py [--sites 3 30 300 1000] [--rounds 5] [--drawn N]
 
 Sites of about 100 generated sentences train the demo's light tagger by FedNER, which
-exchanges gradients: a round is one mini-batch at each site. Each number of sites runs
-in a process of its own, on one thread, and seconds are those of the CPU.
+exchanges gradients: a round is one mini-batch at each site. Each number of sites runs in
+a separate process, on one thread. Seconds are CPU seconds.
 
 The overhead of a site is the time of a round outside the sites' tasks, divided by the
-number of sites. The memory of a site is what the sites add to the size of the process
-by the end of the run, from the fewest sites to this number, divided by the number of
-further sites. It is compared with what a site must hold: its parameters, and the
-moments of those that it steps itself.
+number of sites. The memory of a site is the growth of the process, at the end of the
+run, from the fewest sites to this number, divided by the number of additional sites. It
+is compared with what a site must hold: its parameters, and the optimizer's moments of
+the parameters that it updates itself.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Can the server tell by the clock which site has more notes?
+"""Can the server tell from the times of answers which site has more notes?
 
     python benchmarks/steady.py [--rounds 30] [--runs 6]
 
-Three sites of 20, 60 and 100 generated sentences train FedNER's tagger (two epochs a
-round) behind their hosts, under the secure sum of all three. The server's side times
-each answer by the wall clock and ranks the sites by their median over the rounds. One
-order of six is right, so a run is guessed right by chance in 17 % of all runs; without
-`steady_replies` nearly always.
+Three sites of 20, 60 and 100 generated sentences train FedNER's tagger (two epochs per
+round) behind their hosts, under the secure sum of all three. The server's side measures
+the time of each answer by the wall clock, and ranks the sites by their medians over the
+rounds. One of six orders is right, so guessing is right in 17 % of all runs; without
+`steady_replies`, the ranking is nearly always right.
 
-The ratio is what a round takes with steady replies to what it takes without: sites
-answer one after the other here, so it is above what sites that work at the same time
-pay.
+The ratio is the time of a round with steady replies divided by the time without them.
+Sites answer one after another here, so the ratio is larger than for sites that work at
+the same time.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""One training step of the FedNER tagger against the plain composition of the same
-parts.
+"""A training step of the FedNER tagger, beside one written with torch and pytorch-crf.
 
     python benchmarks/tagger.py [--steps 12] [--repeats 3]
 
-Plain: what one writes first with torch and pytorch-crf. Randomly drawn sentences padded
-to the longest, an embedding of words, a Conv1d over the characters of every token,
-Conv1d over words, a packed nn.LSTM, pytorch-crf. Both have the same parameters and see
-the same sentences; before timing, the losses of each batch are compared. A step is
-loss, backward and Adam on 32 sentences, one thread, dropout as in training. The frozen
-parts (300 columns of word vectors, 384 of contextual features) are at hand for both and
-random here: their values cost nothing. Sentences: PsyTAR below $FEDNOTES_CORPORA where
-set, else random words with lengths of a like distribution.
+The plain program is what one would write first: randomly drawn sentences padded to the
+longest one, an embedding of words, a Conv1d over the characters of every token, a Conv1d
+over words, a packed nn.LSTM, and pytorch-crf. Both programs have the same parameters and
+see the same sentences; before timing, the losses of each batch are compared. A step is
+loss, backward and Adam on 32 sentences, on one thread, with dropout as in training. The
+frozen parts (300 columns of word vectors, 384 of contextual features) are available to
+both and are random here, because their values do not affect the time. The sentences are
+those of PsyTAR in $FEDNOTES_CORPORA if it is set, and otherwise random words with a
+similar distribution of lengths.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RandomEncoder:
 
 
 class Plain(nn.Module):
-    """The plain composition, with a tagger's parameters."""
+    """The tagger written with torch and pytorch-crf, with a tagger's parameters."""
 
     def __init__(self, tagger: Tagger) -> None:
         super().__init__()

@@ -1,13 +1,13 @@
-"""Bytes of a round of FedNER whose word vectors are trained: whole tables, and rows.
+"""Bytes of a round of FedNER that trains word vectors: rows, beside whole tables.
 
     FEDNOTES_CORPORA=... python benchmarks/word_rows.py [--rounds 10]
 
-The paper's sizes: 40,000 words of 300 numbers, mini-batches of 64 sentences, the layers
-of section 4.1 (no language model, which is frozen and does not travel), on the three
-corpora of `fedner/real`. The vectors are random; their words are those of the corpora
-and made-up ones. Both runs end with the same bits. What is counted are numbers in the
-memory of one process: a secure sum sends eight bytes for a number, up, where four are
-counted here.
+The sizes are the paper's: 40,000 words of 300 numbers, mini-batches of 64 sentences, and
+the layers of section 4.1 (without a language model, which is frozen and is not sent), on
+the three corpora of `fedner/real`. The vectors are random; their words are those of the
+corpora and invented ones. Both runs end with the same bits. The count is of numbers in
+the memory of one process, with four bytes per number; a secure sum sends eight bytes per
+number to the server.
 """
 
 from __future__ import annotations

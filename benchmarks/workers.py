@@ -4,11 +4,12 @@
         [--tuned 60]
 
 Both runs do everything that `fednotes simulate` does, from reading the sites to saving
-their models, with one thread for each process: each site alone, federated and pooled.
-The starts of the workers count. The weights of both runs are compared by SHA-256.
+their models, with one thread per process: each site alone, federated and pooled. The
+time includes the start of the workers. The weights of both runs are compared by SHA-256.
 
-Jobs: FedNER with its CNN-CLSTM-CRF, and fine-tuning of MiniLM with fewer sentences.
-Wall clock, because that is what workers save: run it on a machine without other work.
+The jobs are FedNER with its CNN-CLSTM-CRF, and fine-tuning of MiniLM with fewer
+sentences. Seconds are wall-clock seconds, because workers save these: use a machine
+without other work.
 """
 
 from __future__ import annotations

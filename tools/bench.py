@@ -1,12 +1,14 @@
-"""Runs the benchmarks, and compares each ratio with its limits and goal.
+"""Run the benchmarks, and compare each ratio with its limits and goal.
 
     python tools/bench.py [NAME ...] [--minutes M]
 
-Without names, all benchmarks of `benchmarks/goals.toml` run, in its order and with its
-arguments. Their output is printed as it comes, and at the end a table of all ratios.
+Without names, all benchmarks of `benchmarks/goals.toml` run, in the order and with the
+arguments that this file gives. Their output is printed as it arrives, and at the end a
+table of all ratios.
 
-Ends with 0 if each ratio keeps its limits, 1 if one does not, a benchmark fails or
-prints no such ratio, or the time runs out, 2 for a wrong command or a wrong file.
+The exit code is 0 if each ratio keeps its limits. It is 1 if a ratio does not, if a
+benchmark fails or does not print a ratio, or if the time runs out. It is 2 for a wrong
+command or a wrong file.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Draws pictures in docs/figures from tables in docs/results.md and performance.md.
+"""Draw figures in docs/figures from the tables in docs/results.md and performance.md.
 
     python tools/figure.py [--out docs/figures]
 
-silos: what silos have alone, by plain averaging and by the default, and what all notes
-in one place have ("What a federation gains"; `fednotes reproduce pays-silos`). privacy:
-scores by ε, and without a promise ("What differential privacy costs"; `pays-privacy`,
-`phenotype-privacy`). growth: seconds and memory by the size of the work
-("Growth" in docs/performance.md). The pictures have no number of their own.
+    silos    silos alone, plain averaging, the default, and all notes in one place ("What a
+             federation gains"; `fednotes reproduce pays-silos`)
+    privacy  scores by ε, and without a promise ("What differential privacy costs";
+             `pays-privacy`, `phenotype-privacy`)
+    growth   seconds and memory by the size of the work ("Growth" in docs/performance.md)
+
+The figures contain no number that is not in these tables.
 """
 
 from __future__ import annotations

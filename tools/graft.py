@@ -1,29 +1,30 @@
-"""Makes a small BART of a BERT: its encoder as it is, a decoder trained on public text.
+"""Make a small BART from a BERT: its encoder, and a decoder trained on public text.
 
     python tools/graft.py OUT [--text PATH]... [--encoder minilm] [--layers 2] [--steps
     N]
 
-BART's encoder layer is BERT's (both normalise behind the residual sum), so a BERT
-directory's weights serve as they are: the position table is BERT's + its token type 0,
-two rows further down; one word table serves encoder, decoder and output; decoder layers
-start as BERT's upper layers, cross-attention from the same layers' self-attention;
-[CLS] begins source and target, [SEP] ends both. The directory's config.json carries
-BERT's "layer_norm_eps", which BART's code does not know.
+BART's encoder layer is the same as BERT's (both normalise after the residual sum), so
+the weights of a BERT directory can be used unchanged. The position table is BERT's plus
+its token type 0, two rows further down. One word table serves the encoder, the decoder
+and the output. Decoder layers start as BERT's upper layers, with their cross-attention
+copied from the same layers' self-attention. [CLS] begins source and target, and [SEP]
+ends both. The directory's config.json contains BERT's "layer_norm_eps", which BART's
+code does not know.
 
-The decoder learns from pieces of public text, a step of either:
+The decoder learns from pieces of public text. Each step is one of these two:
 
-denoising   BART's (Lewis et al. 2020): spans of the source are masked, the original is predicted
-            against the words of the batch and of some other sentences.
-listing     the target of `taggers/pointer.py`: [first, last, type] of each span, then the end.
-            What a sentence lists differs from row to row: each class is told to the decoder as
-            one key and value beside those of each self-attention, where prompt tuning will put
-            its own, and half of the time the word that names it is any word: the type has to be
-            read off the prompt.
+denoising   BART's own task (Lewis et al. 2020): spans of the source are masked, and the original
+            is predicted among the words of the batch and of some other sentences.
+listing     The target of `taggers/pointer.py`: [first, last, type] of each span, then the end.
+            Which classes a sentence lists differs from row to row. The decoder is told about each
+            class by one key and value beside those of each self-attention, where prompt tuning
+            will put its own. Half of the time, the word that names the class is replaced by any
+            word, so that the type has to be read from the prompt.
 
-Spans are surface classes (number, name, abbreviation, bracket, long word, phrase) and
-kinds: a phrase whose last word, its head, lies in one of some clusters of word vectors.
-A span is (first, last, class), inclusive positions in the sub-words, the begin mark is
-0. No annotation is read.
+Spans belong to surface classes (number, name, abbreviation, bracket, long word, phrase)
+or to kinds: phrases whose last word, the head, is in one of several clusters of word
+vectors. A span is (first, last, class), with inclusive positions among the sub-words;
+the begin mark has position 0. No annotation is read.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
-"""What a saved model is worth to a site, or to an entity type, that joins later.
+"""Measure what a saved model is worth to a site, or to an entity type, that joins later.
 
     python tools/joins.py OUT [--seeds 1 2 3] [--set KEY=VALUE ...] [--later KEY=VALUE
     ...]
 
-MACCROBAT in five sites of a fifth each (FEDNOTES_CORPORA names the folder of corpora),
-by `fednotes simulate` with the preset of fine-tuning. Five runs a seed:
+MACCROBAT is divided equally among five sites (FEDNOTES_CORPORA names the folder of
+corpora) and trained by `fednotes simulate` with the preset of fine-tuning. There are
+five runs for each seed:
 
     anew         all five sites, all three types, from the encoder
     site before  four sites
-    site later   all five, from what "site before" saved
+    site later   all five sites, from the model that "site before" saved
     type before  all five sites without the type "treatment"
-    type later   all types, from what "type before" saved
+    type later   all types, from the model that "type before" saved
 
---set: of every run; model.encoder is not for the later ones, which start from what was
-saved. --later: of the two later ones, such as training.cycles=8. A run's
-folder in OUT/runs is named by all that the run depends on: what is finished is not run
-again, a stopped one goes on. The table has micro strict F1 in percent, mean and
-standard deviation over seeds.
+--set changes a key of every run, but model.encoder does not apply to the two later runs,
+which start from a saved model. --later changes a key of the two later runs, such as
+training.cycles=8. The name of a run's folder in OUT/runs contains everything that the
+run depends on: finished runs are not repeated, and interrupted runs are resumed. The
+table shows micro strict F1 in percent, with mean and standard deviation over seeds.
 """
 
 from __future__ import annotations

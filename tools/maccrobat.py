@@ -1,5 +1,4 @@
-"""The job's table of a site that has a share of MACCROBAT, whose labels become three
-types."""
+"""Make the table of a job's site with a part of MACCROBAT and three entity types."""
 
 SITE = """
 [sites.{site}]

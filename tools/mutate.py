@@ -1,18 +1,18 @@
-"""Changes each line that docs/papers.md points at, and runs the tests that must notice.
+"""Change each line that docs/papers.md names, and run the tests that must notice.
 
     python tools/mutate.py [--sample N --seed S] [--minutes M] [--jobs J] [--only TEXT]
     [--list]
 
-A mutant is the project with one small thing wrong: in a statement that a marker marks
-(`mutations.py` says which statement that is and what is changed), or one of those named
-in `mutants.toml`. The tests of the marker's row, or of the named mutant, run on a copy
-of `src`; the mutant is killed if one of them fails or does not end in time, else it
-survives. A mutant that changes nothing that can be seen is listed in `mutants.toml` as
-equivalent, with the reason.
+A mutant is the project with one small error: in a statement that a marker marks
+(`mutations.py` says which statement that is and what is changed), or one that
+`mutants.toml` names. The tests of the marker's row, or of the named mutant, run on a
+copy of `src`. The mutant is killed if one of them fails or does not end in time;
+otherwise, it survives. A mutant that changes nothing that a test could notice is listed
+in `mutants.toml` as equivalent, with the reason.
 
-Ends with 0 if all were killed, 1 if one survived, 2 if nothing can be said: tests that
-fail or skip on the unchanged code, a named mutant whose text is gone, a marker that
-marks no statement.
+The exit code is 0 if all mutants were killed, and 1 if one survived. It is 2 if no
+result is possible: tests fail or are skipped on the unchanged code, the text of a named
+mutant is gone, or a marker marks no statement.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Runs tests in processes that are split off this one, which has imported the slow
-packages.
+"""Run tests in forks of this process, which has imported the slow packages.
 
     python tools/mutation_worker.py SRC MODULE ...
 
-SRC is a copy of the project's `src`, the first folder that packages are imported from;
-nothing of it is imported here. Each line of standard input asks for a run, in JSON:
-"tests", their "seconds" at most, "folder" for what they write. Each line of standard
-output is the answer: "code" (pytest's; -1 after the time limit), "passed" and "skipped"
-tests, "failed" (the first), "seconds".
+SRC is a copy of the project's `src`, the first folder from which packages are imported;
+nothing of it is imported here. Each line of standard input requests a run, in JSON: the
+"tests", the maximum number of "seconds", and the "folder" to which they write. Each line
+of standard output is the answer: the "code" (pytest's; -1 after the time limit), the
+"passed" and "skipped" tests, the first test that "failed", and the "seconds".
 """
 
 from __future__ import annotations

@@ -1,28 +1,29 @@
-"""What one hostile site of five does to FedNER, by the rule that makes one update of
-the sites'.
+"""Measure what one hostile site of five does to FedNER, for each aggregation rule.
 
     python tools/poison.py OUT [--seeds 1 2 3] [--rules mean median …] [--attacks honest
                                flips …] [--set KEY=VALUE …]
 
-MACCROBAT in six parts (FEDNOTES_CORPORA names the folder of corpora): five sites, of
-which s5 is hostile, and "public", of which the rule "reference" has 100 sentences. A
-light tagger with a trained table of words, an epoch at each site and then the rule, all
-layers shared; s5's attacks:
+MACCROBAT is divided into six parts (FEDNOTES_CORPORA names the folder of corpora): five
+sites, of which s5 is hostile, and "public", of which the rule "reference" has 100
+sentences. The sites train a light tagger with a trained table of words and all layers
+shared. Each round is an epoch at each site, after which the rule is applied. The attacks
+of s5:
 
     honest     it trains like the others
     flips      it trains on its notes with the types exchanged in turn
-    scaled     it sends ten times the change that it has trained, with the other sign
+    scaled     it sends ten times its change, with the opposite sign
     backdoor   it trains on its notes twice: as they are, and with the word "hereby" before each
                problem, which is called a treatment there
-    boosted    the same, and it sends five times its change, as if nobody else were there
-    hidden     the same, and it knows what the others send: it sends what lies on the way from their
-               mean to its own update, no farther from that mean than the nearest of them
+    boosted    the same as backdoor, but it sends five times its change, as if it were the only site
+    hidden     the same as backdoor, but it knows what the others send: it sends a point between
+               their mean and its own update, no farther from the mean than the nearest of the
+               other updates
 
-Of the model that all end with, on the test notes of the four others: micro strict F1;
-the mentions that are found with the attacker's type, of all (flips: the next type; else
-problems behind "hereby" that are called treatments); the recall of mentions with a word
-that is in one site's training notes alone, and of all others. OUT has a file for each
-run: what is finished is not run again.
+The final model is judged on the test notes of the four other sites: micro strict F1; the
+fraction of mentions that are found with the attacker's type (for flips, the next type;
+otherwise, problems after "hereby" that are called treatments); and the recall of
+mentions with a word that occurs in only one site's training notes, and of all other
+mentions. OUT has a file for each run; finished runs are not repeated.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What the site of the documents needs beyond docs/: a hook of mkdocs, named in
-mkdocs.yml.
+"""A hook of mkdocs, named in mkdocs.yml, that completes the web site of the pages.
 
-README.md is its first page, and CONTRIBUTING.md, CHANGELOG.md, SECURITY.md and the
-notebook are pages of it. A link to a file that is no page stays as its words. A built page that
-would ask another host ends the
-build: hospitals read it without a network.
+It makes README.md the first page, and adds CONTRIBUTING.md, CHANGELOG.md, SECURITY.md
+and the notebook as pages. A link to a file that is not a page is replaced by its text.
+If a built page would load anything from another host, the build fails, because hospitals
+read the pages without a network.
 """
 
 from __future__ import annotations

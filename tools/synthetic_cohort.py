@@ -1,10 +1,9 @@
-"""Invented cohorts at the scale of Liu, Dligach and Miller 2019, to measure stage 1
-with.
+"""Generate cohorts at the scale of Liu, Dligach and Miller 2019, to measure stage 1.
 
-A patient is a mixture of a few hidden conditions. Each condition favours concepts of
-its own, and codes follow from the conditions plus noise. Concepts are Zipf distributed,
-nearly. The number of concepts of a patient is log-normal, cut at the paper's limit of
-10,000. No line of it comes from a real patient.
+A patient is a mixture of a few hidden conditions. Each condition favours concepts of its
+own, and codes follow from the conditions plus noise. The distribution of concepts is
+close to Zipf's. The number of concepts of a patient is log-normal, up to the paper's
+limit of 10,000. Nothing comes from a real patient.
 """
 
 from __future__ import annotations

@@ -1,35 +1,36 @@
-"""What a server that lies reads of single sentences and patients, by parameters made
-for it.
+"""Measure what a lying server reads about sentences and patients by crafted parameters.
 
     python tools/trap.py [--traps NAME …] [--settings NAME …] [--seeds 1 2 3]
 
 A dishonest server does not send the parameters that a job begins with. It sends trap
-weights, under which nothing but chosen sentences or patients has a gradient (Fowl et
-al. 2022, "Robbing the Fed"; Boenisch et al. 2023, "When the curious abandon honesty").
-The jobs are generated ones of three sites. The sites run their own code, with its
-mini-batches, dropout and local steps, and the sum is the one that the engine gives:
-with the secure sum the server sees the sum over all sites alone.
+weights, with which only chosen sentences or patients have a gradient (Fowl et al. 2022,
+"Robbing the Fed"; Boenisch et al. 2023, "When the curious abandon honesty"). The jobs
+are generated and have three sites. The sites run their own code, with its mini-batches,
+dropout and local steps, and the sum is that of the engine: with the secure sum, the
+server sees only the sum over all sites.
 
-    words      Each convolution of a light tagger answers to one chosen word and to nothing else, so
-               its update is the sum of the windows around that word. Success is the share of the
-               chosen words whose two neighbours in the site's sentence are both named, among all
-               words of the table. A chosen word that stands more than once in the sum counts too.
-    patients   Each hidden unit of the phenotyping network answers to one chosen concept, so its
-               update moves the vectors of that patient's concepts alone. Success is the share of
-               the chosen concepts for which exactly the concepts of one patient are named. They are
-               drawn among those that one patient of all sites has.
+    words        Each convolution of a light tagger responds to one chosen word and to nothing
+                 else, so its update is the sum of the windows around that word. Success is the
+                 fraction of the chosen words for which both neighbours in the site's sentence are
+                 named, among all words of the table. A chosen word that occurs more than once in
+                 the sum counts, too.
+    patients     Each hidden unit of the phenotyping network responds to one chosen concept, so its
+                 update changes only the vectors of that patient's concepts. Success is the
+                 fraction of the chosen concepts for which exactly the concepts of one patient are
+                 named. They are drawn among the concepts that only one patient of all sites has.
     classifiers  The server sends a network of its own before stage 2 of phenotyping. Each unit
-               answers to the patients with one chosen concept alone, and adds one concept of the
-               dictionary. The rows of the classifiers' update then differ by these concepts.
-               Chosen concepts and success are those of "patients".
-    encoders   The lowest layer of an encoder flags the sentence of one chosen word, and each of its
-               units answers to one position of this sentence (`trap_encoders.py`). Success is the
-               share of the sentence's first words that are named, of 24 or of as many as a low-rank
-               change has ranks. The chosen word stands once in the data of all sites.
+                 responds only to the patients with one chosen concept, and adds one concept of the
+                 dictionary. The rows of the classifiers' update then differ by these concepts.
+                 Chosen concepts and success are those of "patients".
+    encoders     The lowest layer of an encoder flags the sentence of one chosen word, and each of
+                 its units responds to one position of this sentence (`trap_encoders.py`). Success
+                 is the fraction of the sentence's first words that are named: the first 24, or as
+                 many as the rank of a low-rank change. The chosen word occurs once in the data of
+                 all sites.
 
-The control is the same reading of an update of honest parameters. What is chosen is
-drawn among what the first site has in the update: the server would go through a list of
-its own.
+The control reads an update of honest parameters in the same way. The chosen words and
+concepts are drawn among those of the first site in the update; a real server would go
+through a list of its own.
 """
 
 from __future__ import annotations

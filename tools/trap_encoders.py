@@ -1,12 +1,12 @@
-"""Parameters that make an encoder's update tell the words of one chosen sentence.
+"""Craft parameters with which an encoder's update reveals the words of a chosen sentence.
 
-A server knows the encoder's word, position and type embeddings. It changes the maps of
-the lowest layer by matrices of a low rank. They fit into the low-rank changes of a job
-that has such, and otherwise they are added to the weights:
+A server knows the encoder's word, position and type embeddings. It changes the linear
+layers of the encoder's lowest layer by low-rank matrices. If a job trains low-rank
+changes, the matrices fit into these; otherwise, they are added to the weights:
 
 1. Each attention head looks for a chosen word. If a sentence has this word, every token
    of the sentence gets a flag: large values in a few coordinates.
-2. Each unit of the feed-forward layer that is used answers to the flag together with
+2. Each unit of the feed-forward layer that is used responds to the flag together with
    one position, and to nothing else. The update of the unit's weights then comes from a
    single token.
 3. Adam keeps little more than the signs of a gradient. The server computes the signs of
