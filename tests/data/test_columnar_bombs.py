@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -434,3 +436,41 @@ def test_arrow_of_any_compression_is_read(
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(DataError, match="not a readable Parquet or Arrow file"):
         list(read_notes(path))
+
+
+READ_DAMAGED = """
+import io, sys
+from pathlib import Path
+import pyarrow as arrow, pyarrow.parquet
+from fednotes.core.errors import DataError
+from fednotes.data.formats.parquet import read_rows
+
+sink = io.BytesIO()
+arrow.parquet.write_table(arrow.table({"text": ["no pain"] * 100}), sink)
+raw = sink.getvalue()
+path = Path(sys.argv[1])
+footer = len(raw) - 8 - int.from_bytes(raw[-8:-4], "little")
+refused = 0
+for position in range(footer, len(raw) - 8):
+    for value in (0, raw[position] ^ 1, raw[position] ^ 16):
+        damaged = bytearray(raw)
+        damaged[position] = value
+        path.write_bytes(damaged)
+        try:
+            list(read_rows(path, ["text"]))
+        except DataError:
+            refused += 1
+print(refused)
+"""
+
+
+def test_no_damaged_byte_of_a_footer_ends_the_process(tmp_path: Path) -> None:
+    """Arrow aborts if a column's statistics do not match the schema, and Python cannot
+    catch that: one small request would end a server."""
+    completed = subprocess.run(
+        [sys.executable, "-c", READ_DAMAGED, tmp_path / "damaged.parquet"],
+        capture_output=True,
+        text=True,
+    )
+    assert completed.returncode == 0, completed.stderr[-500:]
+    assert int(completed.stdout) > 300

@@ -30,9 +30,11 @@ from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.formats.gathering import ReadDocument, gather_documents
 from fednotes.data.formats.json_files import parse_json_line
 from fednotes.data.formats.parquet_pages import (
+    ColumnChunk,
     ColumnSize,
     compute_footer_limits,
     measure_column,
+    read_column_chunks,
 )
 from fednotes.data.formats.problems import Problems
 from fednotes.data.formats.row_sizes import (
@@ -362,8 +364,8 @@ class _ParquetReader:
 
     def read_batches(self) -> Iterator[Any]:
         """Yield the rows, one group after the other."""
-        for group in range(self._source.metadata.num_row_groups):
-            sizes = self._measure_group(group)
+        for group, chunks in enumerate(read_column_chunks(self._file)):
+            sizes = self._measure_group(chunks)
             batch_size = self._choose_batch_size(sizes)
             # A reader fixes which columns stay dictionaries, which differs by group.
             reader = self._arrow.parquet.ParquetFile(
@@ -378,18 +380,29 @@ class _ParquetReader:
                 batch_size, row_groups=[group], columns=self._columns
             )
 
-    def _measure_group(self, group: int) -> dict[int, ColumnSize]:
+    def _measure_group(self, chunks: Sequence[ColumnChunk]) -> dict[int, ColumnSize]:
         """Return the sizes of the columns of a group.
 
+        Args:
+            chunks: All columns of the group.
+
         Raises:
+            ValueError: The group has other columns than the schema.
             DataError: The largest pages of the columns together exceed the limit for a
                 batch, or the values or lists of the columns exceed the limit for all
                 rows.
         """
         limits = self._limits
+        schema = self._source.schema
+        if len(chunks) != len(schema):
+            raise ValueError("a group has other columns than the schema")
         sizes = {
             number: measure_column(
-                self._arrow, self._file, self._source, group, number, limits.batch
+                self._arrow,
+                self._file,
+                chunks[number],
+                schema.column(number),
+                limits.batch,
             )
             for number in self._leaves
         }

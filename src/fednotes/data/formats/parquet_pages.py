@@ -5,13 +5,16 @@ of a million columns, a run of a billion equal values or a page of 2 GB, and Arr
 allocates the memory for it. The totals in the footer may be forged. The page headers
 can be relied on, because Arrow never unpacks more than they declare; this module
 therefore reads them first. They are structs of Thrift's compact protocol.
+
+The footer is read here as well: a damaged one makes Arrow's Python objects for columns
+end the process. The functions of Arrow that read rows raise an error instead.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 _TAIL = 8  # bytes at the end of a file: the length of its footer, and its signature
@@ -44,7 +47,40 @@ _I32 = 5
 _I64 = 6
 _DOUBLE = 7
 _BINARY = 8
+_LIST = 9
+_SET = 10
 _STRUCT = 12
+# Bytes of values of a fixed size; a truth value in a list takes a byte.
+_FIXED_SIZES = {_TRUE: 1, _FALSE: 1, _BYTE: 1, _DOUBLE: 8}
+
+# Names of the codecs by their numbers in a footer.
+_CODECS = {
+    0: "UNCOMPRESSED",
+    1: "SNAPPY",
+    2: "GZIP",
+    4: "BROTLI",
+    6: "ZSTD",
+    7: "LZ4",
+}
+
+
+@dataclass(frozen=True)
+class ColumnChunk:
+    """A column in a row group, according to the footer.
+
+    Attributes:
+        values: The number of values.
+        data_offset: The position of the first data page.
+        dictionary_offset: The position of the dictionary; 0 without one.
+        size: The bytes of its pages as they are in the file.
+        codec: The name of the compression.
+    """
+
+    values: int
+    data_offset: int
+    dictionary_offset: int
+    size: int
+    codec: str
 
 
 @dataclass(frozen=True)
@@ -93,27 +129,58 @@ def compute_footer_limits(file: BinaryIO) -> dict[str, int]:
     }
 
 
+def read_column_chunks(file: BinaryIO) -> list[list[ColumnChunk]]:
+    """Return the columns of each row group, from a file's footer.
+
+    Raises:
+        ValueError: The footer is damaged.
+    """
+    file_size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, file_size - _TAIL))
+    length = int.from_bytes(file.read(_TAIL)[:4], "little")
+    file.seek(max(0, file_size - _TAIL - length))
+    reader = _CompactReader(file.read(length))
+    file.seek(0)
+    try:
+        footer = reader.read_struct(shape=_FOOTER)
+    except IndexError:
+        raise ValueError("the footer ends too early") from None
+    return [
+        [_make_chunk(chunk) for chunk in group.get((1, _LIST), ())]
+        for group in footer.get((4, _LIST), ())
+    ]
+
+
+def _make_chunk(chunk: _Fields) -> ColumnChunk:
+    """Return a column of a row group; raise ValueError if it lacks a number."""
+    column = _get_struct(chunk, 3)
+    values, size, data_offset = (column.get((n, _I64)) for n in (5, 7, 9))
+    dictionary_offset = column.get((11, _I64), 0)
+    numbers = (values, size, data_offset, dictionary_offset)
+    if any(n is None or not -(2**63) <= n < 2**63 for n in numbers):
+        raise ValueError("the footer lacks a number")
+    codec = _CODECS.get(_get_integer(column, 4), "unknown")
+    return ColumnChunk(values, data_offset, dictionary_offset, size=size, codec=codec)
+
+
 # ---- pages ---------------------------------------------------------------------------
 
 
 def measure_column(
-    arrow: Any, file: BinaryIO, source: Any, group: int, column: int, max_page: int
+    arrow: Any, file: BinaryIO, chunk: ColumnChunk, levels: Any, max_page: int
 ) -> ColumnSize:
     """Return the size of a column, from the headers of its pages.
 
     Args:
         arrow: The package pyarrow.
         file: The file.
-        source: Its `ParquetFile`.
-        group: The number of the row group.
-        column: The number of the column in it.
+        chunk: The column in a row group.
+        levels: The column in the schema.
         max_page: Maximum unpacked bytes of a page whose content is examined.
 
     Raises:
         ValueError: A page header is damaged.
     """
-    chunk = source.metadata.row_group(group).column(column)
-    levels = source.schema.column(column)
     values = 0
     unpacked = 0
     largest_page = 0
@@ -168,15 +235,15 @@ class _Page:
     is_packed: bool = True
 
 
-def _read_pages(file: BinaryIO, chunk: Any) -> Iterator[_Page]:
+def _read_pages(file: BinaryIO, chunk: ColumnChunk) -> Iterator[_Page]:
     """Yield the pages of a column that Arrow would read, in its order."""
     file_size = file.seek(0, os.SEEK_END)
-    position = chunk.data_page_offset
-    if chunk.dictionary_page_offset:
-        position = min(position, chunk.dictionary_page_offset)
-    end = min(file_size, position + chunk.total_compressed_size + _OLD_PADDING)
+    position = chunk.data_offset
+    if chunk.dictionary_offset:
+        position = min(position, chunk.dictionary_offset)
+    end = min(file_size, position + chunk.size + _OLD_PADDING)
     values = 0
-    while values < chunk.num_values and position < end:
+    while values < chunk.values and position < end:
         page = _read_page(file, position)
         if page.packed < 0 or page.unpacked < 0 or page.values < 0:
             raise ValueError("a size is negative")
@@ -237,7 +304,7 @@ def _read_page(file: BinaryIO, position: int) -> _Page:
 
 
 def _check_deltas(
-    arrow: Any, file: BinaryIO, page: _Page, chunk: Any, levels: Any
+    arrow: Any, file: BinaryIO, page: _Page, chunk: ColumnChunk, levels: Any
 ) -> None:
     """Raise ValueError if a page declares more text lengths than values.
 
@@ -248,14 +315,14 @@ def _check_deltas(
         arrow: The package pyarrow.
         file: The file.
         page: The page.
-        chunk: The metadata of its column in the row group.
+        chunk: Its column in the row group.
         levels: The column in the schema.
     """
     file.seek(page.position)
     data = file.read(page.packed)
     position = 0
     if page.levels is None:  # version 1: levels and values are packed together
-        data = _unpack(arrow, data, page.unpacked, chunk.compression)
+        data = _unpack(arrow, data, page.unpacked, chunk.codec)
         max_levels = (levels.max_repetition_level, levels.max_definition_level)
         for max_level, encoding in zip(max_levels, page.level_encodings, strict=True):
             if max_level == 0:
@@ -272,7 +339,7 @@ def _check_deltas(
         data = data[page.levels :]
         if page.is_packed:
             size = page.unpacked - page.levels
-            data = _unpack(arrow, data, size, chunk.compression)
+            data = _unpack(arrow, data, size, chunk.codec)
     reader = _CompactReader(data, position)
     # _DELTA_BYTE_ARRAY has one run of prefix lengths and one of suffix lengths.
     runs = 2 if page.encoding == _DELTA_BYTE_ARRAY else 1
@@ -291,7 +358,7 @@ def _unpack(arrow: Any, data: bytes, size: int, compression: str) -> bytes:
         arrow: The package pyarrow.
         data: The packed content.
         size: Its bytes when unpacked.
-        compression: How it was packed, as the column's metadata name it.
+        compression: How it was packed, as `ColumnChunk.codec` names it.
     """
     if compression == "UNCOMPRESSED" or not data:
         return data
@@ -305,6 +372,38 @@ def _unpack(arrow: Any, data: bytes, size: int, compression: str) -> bytes:
 # The fields of a struct by number and type. As in Arrow's reader, a field of an
 # unexpected type counts as missing, and the last of several fields is used.
 _Fields = dict[tuple[int, int], Any]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The lists in a kind of struct of a footer.
+
+    Thrift reads the items of a list that it knows by their own type, whatever the list
+    says, and skips other values by the type that they state. To read the same values, a
+    list must state the right type here.
+
+    Attributes:
+        lists: Number of a field to the type of the list's items.
+        items: Number of such a field to the shape of structs in it that are read.
+        structs: Number of a field to the shape of the struct in it.
+    """
+
+    lists: Mapping[int, int] = field(default_factory=dict)
+    items: Mapping[int, _Shape] = field(default_factory=dict)
+    structs: Mapping[int, _Shape] = field(default_factory=dict)
+
+
+_NO_LISTS = _Shape()
+_SIZE_STATISTICS = _Shape({2: _I64, 3: _I64})
+_GEOSPATIAL_STATISTICS = _Shape({2: _I32})
+_COLUMN_KEY = _Shape(structs={2: _Shape({1: _BINARY})})
+_COLUMN = _Shape(
+    {2: _I32, 3: _BINARY, 8: _STRUCT, 13: _STRUCT},
+    structs={16: _SIZE_STATISTICS, 17: _GEOSPATIAL_STATISTICS},
+)
+_CHUNK = _Shape(structs={3: _COLUMN, 8: _COLUMN_KEY})
+_GROUP = _Shape({1: _STRUCT, 4: _STRUCT}, items={1: _CHUNK})
+_FOOTER = _Shape({2: _STRUCT, 4: _STRUCT, 5: _STRUCT, 7: _STRUCT}, items={4: _GROUP})
 
 
 def _get_integer(fields: _Fields, number: int) -> int:
@@ -341,8 +440,13 @@ class _CompactReader:
         self._data = data
         self.position = position
 
-    def read_struct(self, depth: int = 0) -> _Fields:
-        """Return the numbers and structs in a struct, and skip other values."""
+    def read_struct(self, depth: int = 0, shape: _Shape | None = None) -> _Fields:
+        """Return the numbers and structs in a struct, and skip other values.
+
+        Args:
+            depth: How deep the struct is nested.
+            shape: The lists in it, if it is part of a footer. A page header has none.
+        """
         if depth > _MAX_DEPTH:
             raise ValueError("structs are nested too deep")
         fields: _Fields = {}
@@ -351,26 +455,64 @@ class _CompactReader:
             kind = head & 15
             step = head >> 4
             number = number + step if step else self._read_zigzag()
+            if not 0 <= number < 2**15:  # Thrift would take a part of its bits
+                raise ValueError("a field has an impossible number")
             if kind in (_TRUE, _FALSE):
-                fields[number, _TRUE] = kind == _TRUE
+                key, value = (number, _TRUE), kind == _TRUE
+            elif kind in (_LIST, _SET) and shape is not None:
+                key, value = (number, kind), self._read_list(number, shape, depth)
             else:
-                fields[number, kind] = self._read_value(kind, depth)
+                inner = None if shape is None else shape.structs.get(number, _NO_LISTS)
+                key, value = (number, kind), self._read_value(kind, depth, inner)
+            # Thrift merges a struct that occurs twice with the earlier one.
+            if shape is not None and key in fields:
+                raise ValueError("a field of the footer occurs twice")
+            fields[key] = value
         return fields
 
-    def _read_value(self, kind: int, depth: int) -> Any:
-        """Return a number or a struct; skip a value of another type."""
+    def _read_list(self, number: int, shape: _Shape, depth: int) -> list[_Fields]:
+        """Return the structs in a list of a footer if they are read; else skip it.
+
+        Args:
+            number: The number of the field.
+            shape: The shape of the struct that the list is in.
+            depth: How deep this struct is nested.
+        """
+        head = self._read_byte()
+        kind = head & 15
+        size = head >> 4
+        if size == 15:
+            size = self._read_varint()
+        if kind != shape.lists.get(number, kind) or size > len(self._data):
+            raise ValueError("a list of the footer is damaged")
+        item_shape = shape.items.get(number)
+        if item_shape is not None:
+            return [self.read_struct(depth + 1, item_shape) for _ in range(size)]
+        if kind in _FIXED_SIZES:
+            self._skip_bytes(size * _FIXED_SIZES[kind])
+        else:
+            for _ in range(size):
+                self._read_value(kind, depth, _NO_LISTS)
+        return []
+
+    def _read_value(self, kind: int, depth: int, shape: _Shape | None = None) -> Any:
+        """Return a number or a struct; skip a value of another type.
+
+        Args:
+            kind: The type of the value.
+            depth: How deep the struct around it is nested.
+            shape: The shape of a struct; None in a page header.
+        """
         if kind in (_I16, _I32, _I64):
             return self._read_zigzag()
         if kind == _STRUCT:
-            return self.read_struct(depth + 1)
-        if kind == _BYTE:
-            self._skip_bytes(1)
-        elif kind == _DOUBLE:
-            self._skip_bytes(8)
+            return self.read_struct(depth + 1, shape)
+        if kind in (_BYTE, _DOUBLE):
+            self._skip_bytes(_FIXED_SIZES[kind])
         elif kind == _BINARY:
             self._skip_bytes(self._read_varint())
         else:
-            raise ValueError("a type that no page header has")
+            raise ValueError("a type that no page header or footer has")
         return None
 
     def skip_deltas(self) -> int:
