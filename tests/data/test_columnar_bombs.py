@@ -438,6 +438,14 @@ def test_arrow_of_any_compression_is_read(
         list(read_notes(path))
 
 
+def test_a_duration_that_python_cannot_represent_is_refused(tmp_path: Path) -> None:
+    lengths = pyarrow.array([2**60], pyarrow.duration("s"))
+    path = tmp_path / "durations.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": lengths}), path)
+    with pytest.raises(DataError, match="not a readable Parquet"):
+        list(read_rows(path, ["text"]))
+
+
 READ_DAMAGED = """
 import io, sys
 from pathlib import Path

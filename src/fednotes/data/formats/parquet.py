@@ -303,7 +303,8 @@ def _opening(arrow: Any, path: Path) -> Iterator[BinaryIO]:
     try:
         with open_seekable(path) as file:
             yield file
-    except (arrow.ArrowException, OSError, ValueError):
+    except (arrow.ArrowException, OSError, ValueError, OverflowError):
+        # OverflowError: a time or duration that Python cannot represent.
         raise DataError.at(path, 0, _UNREADABLE) from None
 
 
