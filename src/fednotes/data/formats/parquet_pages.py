@@ -154,13 +154,14 @@ def read_column_chunks(file: BinaryIO) -> list[list[ColumnChunk]]:
 def _make_chunk(chunk: _Fields) -> ColumnChunk:
     """Return a column of a row group; raise ValueError if it lacks a number."""
     column = _get_struct(chunk, 3)
-    values, size, data_offset = (column.get((n, _I64)) for n in (5, 7, 9))
-    dictionary_offset = column.get((11, _I64), 0)
-    numbers = (values, size, data_offset, dictionary_offset)
-    if any(n is None or not -(2**63) <= n < 2**63 for n in numbers):
-        raise ValueError("the footer lacks a number")
-    codec = _CODECS.get(_get_integer(column, 4), "unknown")
-    return ColumnChunk(values, data_offset, dictionary_offset, size=size, codec=codec)
+    column.setdefault((11, _I64), 0)
+    return ColumnChunk(
+        values=_get_long(column, 5),
+        data_offset=_get_long(column, 9),
+        dictionary_offset=_get_long(column, 11),
+        size=_get_long(column, 7),
+        codec=_CODECS.get(_get_integer(column, 4), "unknown"),
+    )
 
 
 # ---- pages ---------------------------------------------------------------------------
@@ -414,6 +415,14 @@ def _get_integer(fields: _Fields, number: int) -> int:
     return int(value)
 
 
+def _get_long(fields: _Fields, number: int) -> int:
+    """Return a 64-bit integer field; raise ValueError if it is missing."""
+    value = fields.get((number, _I64))
+    if value is None or not -(2**63) <= value < 2**63:
+        raise ValueError("the footer lacks a number")
+    return int(value)
+
+
 def _get_struct(fields: _Fields, number: int) -> _Fields:
     """Return a field that is a struct; raise ValueError if it is missing."""
     value = fields.get((number, _STRUCT))
@@ -457,13 +466,15 @@ class _CompactReader:
             number = number + step if step else self._read_zigzag()
             if not 0 <= number < 2**15:  # Thrift would take a part of its bits
                 raise ValueError("a field has an impossible number")
+            key = (number, _TRUE if kind == _FALSE else kind)
+            value: Any
             if kind in (_TRUE, _FALSE):
-                key, value = (number, _TRUE), kind == _TRUE
+                value = kind == _TRUE
             elif kind in (_LIST, _SET) and shape is not None:
-                key, value = (number, kind), self._read_list(number, shape, depth)
+                value = self._read_list(number, shape, depth)
             else:
                 inner = None if shape is None else shape.structs.get(number, _NO_LISTS)
-                key, value = (number, kind), self._read_value(kind, depth, inner)
+                value = self._read_value(kind, depth, inner)
             # Thrift merges a struct that occurs twice with the earlier one.
             if shape is not None and key in fields:
                 raise ValueError("a field of the footer occurs twice")
