@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guarded import JOB, SITES, TABLE, Guarded, Network
+from guarded import JOB, SITES, TABLE, Guarded, Network, Trainer
 
 from fednotes.apps.deployment.rules import guard as module
 from fednotes.apps.deployment.rules.guard import (
@@ -24,6 +24,7 @@ from fednotes.apps.deployment.rules.guard import (
     SiteGuard,
     Withheld,
     open_approvals,
+    settle_job,
 )
 from fednotes.apps.deployment.rules.ledger import (
     FIRST,
@@ -49,7 +50,7 @@ from fednotes.core.messages import (
     encode_message,
 )
 from fednotes.core.tables import fingerprint_table
-from fednotes.core.update import Update
+from fednotes.core.update import Tensors, Update
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 OPEN = Policy(
@@ -92,6 +93,29 @@ def test_rules_may_change_during_a_run(tmp_path: Path) -> None:
     assert "refused by min_sites" in refused.refusal
     assert "may be opened with 2 of 4 sites" in site.messages[-1]
     assert not refused.later
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_no_answer_leaves_if_the_job_is_rejected_during_the_task(
+    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = MASKED if secure else OPEN
+    site = Guarded(tmp_path, policy, updates(2), secure=secure)
+    give = Trainer.give
+
+    def reject_and_give(trainer: Trainer, tensors: Tensors) -> Update:
+        settle_job(site.kit, site.table, approve=False, by="tester")
+        return give(trainer, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "give", reject_and_give)
+        reply = site.ask("train", 1, preparing=True)
+    assert reply.update is None
+    assert "has rejected this job" in reply.refusal
+    assert reply.later
+    assert site.ledger[-1]["refusal"]
+    site.approve()
+    assert site.ask("train", 2, preparing=True).update is not None
 
 
 def test_sites_that_are_not_in_the_job_do_not_count(tmp_path: Path) -> None:

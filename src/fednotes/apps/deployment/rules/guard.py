@@ -893,6 +893,7 @@ class SiteGuard:
                 scores, the tasks that led to its state.
 
         Raises:
+            NotApproved: The approval was withdrawn since the request was checked.
             PolicyRefusal: A rule forbids the reply.
             NoRoom: The ledger's line would exceed `max_stored_bytes`.
             RefusedError: It is unknown which update the reply contains.
@@ -950,6 +951,10 @@ class SiteGuard:
         )
         spent = None
         if message.update is not None:
+            # A task may take hours, in which people may withdraw the approval.
+            require_approved(
+                self._kit, self._site, self._table, policy=self._read_policy()
+            )
             # A reply of the engine itself is part of no sum; treat it as hidden.
             is_hidden = self._secure or method_update is None
             shows_scores = not self._secure and bool(message.update.metrics)
