@@ -372,7 +372,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, nargs="+", default=[0.1, 5, 120])
     parser.add_argument("--exchanges", type=int, default=5)
     parser.add_argument(
-        "--steps", type=int, default=40, help="mini-batches of a site a round"
+        "--steps", type=int, default=40, help="mini-batches per site and round"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)

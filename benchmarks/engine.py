@@ -204,7 +204,7 @@ def keep_freed_memory() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sentences", type=int, default=300, help="of a site")
+    parser.add_argument("--sentences", type=int, default=300, help="sentences per site")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()

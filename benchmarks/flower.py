@@ -113,8 +113,12 @@ def main() -> None:
     )
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 30, 300, 1000])
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds")
-    parser.add_argument("--run", choices=("fednotes", "flower"), help="in this process")
-    parser.add_argument("--folder", type=Path, help="sites that were written before")
+    parser.add_argument(
+        "--run", choices=("fednotes", "flower"), help="run one program in this process"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder of sites that an earlier run wrote"
+    )
     options = parser.parse_args()
     if options.run:
         torch.set_num_threads(1)

@@ -257,9 +257,13 @@ def run_case(name: str, sizes: tuple[int, ...]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE")
-    parser.add_argument("--quick", action="store_true", help="two small sizes each")
-    parser.add_argument("--json", type=Path, help="write the measurements here")
-    parser.add_argument("--size", type=int, help="one size in this process, as JSON")
+    parser.add_argument(
+        "--quick", action="store_true", help="only two small sizes of each case"
+    )
+    parser.add_argument("--json", type=Path, help="file to write the measurements to")
+    parser.add_argument(
+        "--size", type=int, help="measure one size in this process and print JSON"
+    )
     options = parser.parse_args()
     names = options.cases or list(CASES)
     if options.size is not None:

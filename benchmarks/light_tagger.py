@@ -63,7 +63,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--judge", choices=["test", "valid"], default="test")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements of speed")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="repeats of the measurement of speed"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if (root := os.environ.get("FEDNOTES_CORPORA")) is None:

@@ -186,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--notes", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--train", action="store_true", help="train on them, too")
+    parser.add_argument("--train", action="store_true", help="also train on the notes")
     options = parser.parse_args()
     with scratch() as folder:
         start = time.perf_counter()

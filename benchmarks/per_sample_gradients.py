@@ -5,7 +5,7 @@
 There are three batches of 32, grouped by length as in training, from 512 sentences of 6
 to 30 words with up to four entities; the site annotates three of the five types. The
 model is a random BART with 6 + 2 layers of width 384, the shape that `tools/graft.py`
-makes from MiniLM; with --base, also one of bart-base's size. First, the results of both
+makes from MiniLM; with --base, also measure a model of bart-base's size. First, the results of both
 are compared in float64 (each sentence's source gradient and the batch's target
 gradient). Then they are timed in turns, in float32; times are medians. The loop computes
 both gradients of one sentence after another, as Algorithm 2 does.

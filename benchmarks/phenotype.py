@@ -173,16 +173,16 @@ def main() -> None:
     parser.add_argument("--patients", type=int, default=44_211)
     parser.add_argument("--vocabulary", type=int, default=20_000)
     parser.add_argument(
-        "--concepts", type=float, default=500.0, help="of a patient, on average"
+        "--concepts", type=float, default=500.0, help="concepts per patient, on average"
     )
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument(
-        "--steps", type=int, default=40, help="of the padded implementation"
+        "--steps", type=int, default=40, help="steps of the padded program"
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--updates", choices=("rows", "dense"), default="rows")
     parser.add_argument(
-        "--only", choices=("flat", "padded"), help="one of the two, as JSON"
+        "--only", choices=("flat", "padded"), help="run one program and print JSON"
     )
     arguments = parser.parse_args()
     if arguments.only:

@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=800, help="training sentences")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--no-encoder", action="store_true", help="the light tagger alone"
+        "--no-encoder", action="store_true", help="only the light tagger"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)

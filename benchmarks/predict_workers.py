@@ -118,7 +118,7 @@ def measure_command(words: Sequence[str]) -> Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--notes", type=int, default=20_000)
-    parser.add_argument("--texts", type=int, default=4, help="texts of a note")
+    parser.add_argument("--texts", type=int, default=4, help="texts per note")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     with scratch() as folder:

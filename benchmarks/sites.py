@@ -172,8 +172,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 30, 300, 1000])
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds")
-    parser.add_argument("--drawn", type=int, help="sites that are drawn for a round")
-    parser.add_argument("--one", type=int, help="one number in this process, as JSON")
+    parser.add_argument(
+        "--drawn", type=int, help="number of sites drawn for each round"
+    )
+    parser.add_argument(
+        "--one",
+        type=int,
+        help="measure one number of sites in this process and print JSON",
+    )
     options = parser.parse_args()
     if options.one is not None:
         print(json.dumps(measure(options.one, options.rounds, options.drawn)))

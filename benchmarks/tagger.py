@@ -191,9 +191,7 @@ def timed(step: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--steps", type=int, default=12, help="mini-batches of one repeat"
-    )
+    parser.add_argument("--steps", type=int, default=12, help="mini-batches per repeat")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -238,11 +238,16 @@ def show(results: Sequence[Result]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmarks that the command line names; see the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="such as crf; all without a name")
     parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help="limit of all together"
+        "names", nargs="*", help="benchmarks to run, such as crf; all by default"
     )
-    parser.add_argument("--goals", type=Path, default=GOALS, help="the file of goals")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help="maximum time of all benchmarks together",
+    )
+    parser.add_argument("--goals", type=Path, default=GOALS, help="file with the goals")
     options = parser.parse_args(arguments)
 
     try:

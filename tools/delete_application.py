@@ -119,7 +119,7 @@ def find_mentions(name: str, root: Path = ROOT) -> Iterator[str]:
 def main() -> None:
     """Delete the application that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", help="a folder of src/fednotes/apps")
+    parser.add_argument("name", help="folder in src/fednotes/apps")
     name = parser.parse_args().name
     try:
         delete_application(name)

@@ -805,20 +805,25 @@ def graft(
 def main() -> int:
     about = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     about.add_argument(
-        "out", type=Path, help="a new folder, in Hugging Face's BART layout"
+        "out", type=Path, help="new folder, in Hugging Face's BART layout"
     )
     about.add_argument(
         "--text",
         type=Path,
         action="append",
         default=[],
-        help="public text, repeatable; else generated",
+        help="public text; may be repeated; generated notes by default",
     )
     about.add_argument("--encoder", default="minilm", help="minilm or a BERT directory")
-    about.add_argument("--layers", type=int, default=2, help="of the decoder")
-    about.add_argument("--steps", type=int, default=Schedule.steps, help="of training")
+    about.add_argument("--layers", type=int, default=2, help="layers of the decoder")
     about.add_argument(
-        "--seed", type=int, default=1, help="the same seed, the same backbone"
+        "--steps", type=int, default=Schedule.steps, help="training steps"
+    )
+    about.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="seed; the same seed gives the same backbone",
     )
     arguments = about.parse_args()
     try:

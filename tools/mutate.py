@@ -331,19 +331,26 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
     """The command; its exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
-        "--sample", type=int, default=0, help="so many of the mutants; 0: all"
+        "--sample", type=int, default=0, help="number of mutants to draw; 0 runs all"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument(
-        "--minutes", type=float, default=600.0, help="start no mutant after these"
+        "--minutes",
+        type=float,
+        default=600.0,
+        help="minutes after which no mutant is started",
     )
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="at a time"
+        "--jobs", type=int, default=os.cpu_count() or 1, help="mutants to run at a time"
     )
     parser.add_argument(
-        "--only", default="", help="those whose marker, name or file has this text"
+        "--only",
+        default="",
+        help="run mutants whose marker, name or file contains this text",
     )
-    parser.add_argument("--list", action="store_true", help="show them, run nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="list the mutants without running them"
+    )
     arguments = parser.parse_args(words)
     try:
         return _main(arguments, root.resolve())

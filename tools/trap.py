@@ -660,7 +660,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--traps", nargs="+", default=[*TRAPS], choices=[*TRAPS])
     parser.add_argument(
-        "--settings", nargs="+", help="names of settings; all if left out"
+        "--settings", nargs="+", help="names of settings; all by default"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     arguments_given = parser.parse_args(arguments)
