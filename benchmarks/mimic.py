@@ -177,7 +177,8 @@ system = "icd9"
 def describe(run: Run, notes: int) -> str:
     """Return a run's seconds, speed and memory in words."""
     return (
-        f"{run.seconds:.1f} s, {notes / run.seconds:.0f} notes/s, peak of memory "
+        f"{run.seconds:.1f} s ({run.cpu_seconds:.1f} s of CPU time), "
+        f"{notes / run.seconds:.0f} notes/s, peak of memory "
         f"{run.command_mib:.0f} MiB, of a worker {run.worker_mib:.0f} MiB"
     )
 

@@ -17,6 +17,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -48,12 +49,14 @@ class Run:
 
     Attributes:
         seconds: How long it took.
+        cpu_seconds: CPU time of the command and its workers.
         command_mib: The peak of its memory.
         worker_mib: The largest peak of a worker; 0 without workers.
         sha256: The hash of the file that it wrote; "" if it wrote a folder.
     """
 
     seconds: float
+    cpu_seconds: float
     command_mib: float
     worker_mib: float
     sha256: str = ""
@@ -102,6 +105,7 @@ def measure_command(words: Sequence[str]) -> Run:
     # It and its workers compute with one thread, and the libraries start no others.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
+    cpu_start = count_cpu_seconds()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     command_mib = 0.0
     worker_mib = 0.0
@@ -112,7 +116,13 @@ def measure_command(words: Sequence[str]) -> Run:
         time.sleep(0.25)
     seconds = time.perf_counter() - start
     assert process.returncode == 0
-    return Run(seconds, command_mib, worker_mib)
+    return Run(seconds, count_cpu_seconds() - cpu_start, command_mib, worker_mib)
+
+
+def count_cpu_seconds() -> float:
+    """Return the CPU time of all processes that have ended and were started here."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -103,6 +104,39 @@ def test_bags_without_patients_or_concepts_are_accepted() -> None:
         assert len(bags) == len(lists)
         assert [a.tolist() for a in bags.count_concepts()] == [[], [], []]
         assert _as_lists(bags.take([-1] if lists else [])) == lists[1:]
+
+
+def test_many_patients_are_copied_and_counted_like_few() -> None:
+    """They are read in several blocks, whose bounds must not show."""
+    lists = _lists(2500, 50, 7)
+    bags = Bags.from_lists(lists, 50)
+    rng = np.random.default_rng(1)
+    order = rng.integers(0, 2500, 4000)
+    assert _as_lists(bags.take(order)) == [lists[row] for row in order.tolist()]
+    mask = rng.random(2500) < 0.9
+    chosen = np.flatnonzero(mask).tolist()
+    assert _as_lists(bags.take(mask)) == [lists[row] for row in chosen]
+    expected = [
+        (row, concept, count)
+        for row, concepts in enumerate(lists)
+        for concept, count in sorted(Counter(concepts).items())
+    ]
+    columns = [values.tolist() for values in bags.count_concepts()]
+    assert list(zip(*columns, strict=True)) == expected
+
+
+def test_counting_the_concepts_of_many_patients_takes_little_memory() -> None:
+    """Of two million concepts, only the distinct ones of each patient are held."""
+    concepts = np.tile(np.arange(4, dtype=np.int32), 500_000)
+    bags = Bags(concepts, np.arange(0, 2_000_001, 400), 5)
+    tracemalloc.start()
+    try:
+        _, columns, counts = bags.count_concepts()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(columns), set(counts.tolist())) == (5000 * 4, {100})
+    assert peak < 3 * concepts.nbytes
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from fednotes.metrics.classification import UNLABELLED as UNLABELLED
 LABELS: Final = {"present": PRESENT, "absent": ABSENT, "questionable": QUESTIONABLE}
 Rows = Sequence[int] | np.ndarray  # indices or a boolean mask
 
+_BLOCK_PATIENTS = 1024  # patients whose concepts are copied or counted together
 _NAMES_SHOWN = 5  # maximum number of names in a message
 
 
@@ -136,8 +137,19 @@ class Bags:
 
     def take(self, rows: Rows) -> Bags:
         """Return the bags of these patients, in the order of `rows`."""
-        positions, offsets = find_entries(self.offsets, rows)
-        return Bags(self.concepts[positions], offsets, self.vocabulary)
+        selected = np.asarray(rows)
+        if selected.dtype == np.bool_:
+            selected = np.flatnonzero(selected)
+        selected = selected.astype(np.int64)
+
+        offsets = compute_offsets(self.sizes[selected])
+        concepts = np.empty(offsets[-1], np.int32)
+        # Block by block, because positions take several times the memory of concepts.
+        for start in range(0, len(selected), _BLOCK_PATIENTS):
+            stop = min(start + _BLOCK_PATIENTS, len(selected))
+            positions, _ = find_entries(self.offsets, selected[start:stop])
+            concepts[offsets[start] : offsets[stop]] = self.concepts[positions]
+        return Bags(concepts, offsets, self.vocabulary)
 
     def count_concepts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return how often each concept occurs in each patient, as a sparse matrix.
@@ -146,12 +158,21 @@ class Bags:
             Rows, columns and counts: three int64 arrays of (distinct pairs,), sorted by
             row and then by column.
         """
-        entry_rows = np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
-        pairs, counts = np.unique(
-            entry_rows * self.vocabulary + self.concepts, return_counts=True
-        )
-        rows, columns = np.divmod(pairs, max(self.vocabulary, 1))
-        return rows, columns, counts.astype(np.int64)
+        all_pairs = [np.zeros(0, np.int64)]
+        all_counts = [np.zeros(0, np.int64)]
+        # Block by block, because sorting takes many times the memory of concepts.
+        for start in range(0, len(self), _BLOCK_PATIENTS):
+            stop = min(start + _BLOCK_PATIENTS, len(self))
+            entries = self.concepts[self.offsets[start] : self.offsets[stop]]
+            rows = np.arange(start, stop, dtype=np.int64)
+            entry_rows = np.repeat(rows, self.sizes[start:stop])
+            pairs, counts = np.unique(
+                entry_rows * self.vocabulary + entries, return_counts=True
+            )
+            all_pairs.append(pairs)
+            all_counts.append(counts.astype(np.int64))
+        rows, columns = np.divmod(np.concatenate(all_pairs), max(self.vocabulary, 1))
+        return rows, columns, np.concatenate(all_counts)
 
 
 @dataclass(frozen=True, eq=False)
