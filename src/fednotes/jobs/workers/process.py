@@ -41,7 +41,7 @@ def main(work: str) -> None:
     from fednotes.jobs.workers.child_process import PREDICTIONS
 
     if work == PREDICTIONS:
-        from fednotes.jobs.workers.prediction_answers import PredictionWorker
+        from fednotes.jobs.workers.prediction_worker import PredictionWorker
 
         PredictionWorker(pipe.send, requests.get).serve()
     else:

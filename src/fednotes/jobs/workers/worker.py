@@ -1,7 +1,7 @@
-"""What a worker process of a simulation answers.
+"""What a worker process of a simulation does, and what it replies.
 
 A worker reads the data of the whole job, because splits, tag sets and silos depend on
-all sites. It makes only the sites that it holds, and then answers for them.
+all sites. It makes only the sites that it holds, and then runs their tasks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _OpenJob:
 
 
 class Worker:
-    """Answers the requests of the process that started this one.
+    """Serves the requests of the process that started this one.
 
     Args:
         send: Sends an encoded reply.

@@ -1,4 +1,4 @@
-"""What a worker process that predicts notes answers."""
+"""What a worker process that predicts notes does, and what it replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fednotes.jobs.workers.prediction_messages import (
 
 
 class PredictionWorker:
-    """Answers the requests of the process that started this one.
+    """Serves the requests of the process that started this one.
 
     Args:
         send: Sends an encoded reply.
