@@ -595,7 +595,7 @@ def audited(
     site.support = CanarySupport()
     site.site, site._private, site.steps = Canaries(count), {}, 0
     site._shared, site._noise_secret, site._data = site.site.shared, SECRET, b""
-    site._name_request, site._kept, site._agreed = bytes, {}, {}
+    site._name_request, site._memory, site._agreed = bytes, {}, {}
     site._config, site.units = (
         config_of(patients()),
         [np.array([n]) for n in range(count)],

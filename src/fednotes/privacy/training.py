@@ -413,7 +413,7 @@ class DPSite(MethodSite):
         self._config = config
         self._noise_secret = secret or secrets.token_bytes(32)
         self._name_request = name_request
-        self._kept: Tensors = {}
+        self._memory: Tensors = {}  # of `DPSupport.prepare_round`
         self._data = support.hash_data(data)
 
         unit = self.promise.privacy.unit
@@ -484,7 +484,7 @@ class DPSite(MethodSite):
                 "and all of them are done"
             )
         load_into(self._shared, tensors)
-        self._kept = self.support.prepare_round(self.site, round, self._kept)
+        self._memory = self.support.prepare_round(self.site, round, self._memory)
         key = self._derive_key(round)
         total = self._sum_clipped(Stream(key))
 
@@ -575,7 +575,7 @@ class DPSite(MethodSite):
     def _derive_key(self, round: int) -> bytes:
         """Return the key of all randomness in the next answer."""
         tensors = {name: p.detach() for name, p in self._parameters.items()}
-        tensors |= add_prefix("kept.", self._kept)
+        tensors |= add_prefix("kept.", self._memory)
         tensors |= add_prefix(AGREED, self._agreed)
         return compute_receipt(
             self._noise_secret,
@@ -691,7 +691,7 @@ class DPSite(MethodSite):
         private = {name: p.detach() for name, p in self._private.items()}
         tensors = {
             **add_prefix("private.", private),
-            **add_prefix("kept.", self._kept),
+            **add_prefix("kept.", self._memory),
             **add_prefix(AGREED, self._agreed),
             **self._adam.state(),
         }
@@ -701,7 +701,7 @@ class DPSite(MethodSite):
         """Restore a saved state."""
         self._begin(select_prefix(AGREED, state.tensors))
         load_into(self._private, select_prefix("private.", state.tensors))
-        self._kept = select_prefix("kept.", state.tensors)
+        self._memory = select_prefix("kept.", state.tensors)
         self._adam.restore(state.tensors)
         self._noise_secret = bytes.fromhex(state.fact("secret", str))
         self.steps = state.round
