@@ -636,7 +636,7 @@ def test_the_documents_of_a_patient_stay_together_in_silos(tmp_path: Path) -> No
             {"number": 5},
             {},
             None,
-            r"number = 5: the valid data have 3 documents, .* 3 silos at",
+            r"number = 5: the valid data have 3 documents, .* at most 3 silos",
         ),
         (
             {"number": 40},

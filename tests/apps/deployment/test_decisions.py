@@ -67,7 +67,7 @@ def test_a_rejection_before_the_first_round_ends_the_run(
     assert "3 of 3 sites are needed to begin, so this run is over" in str(stopped.value)
     assert problem(hospitals) == {"problem": str(stopped.value), "again": False}
     kit = site_kit(hospitals.setups["posts"].kit)
-    assert f"there: fednotes site approve KIT {key}" in str(stopped.value)
+    assert f"run at the site: fednotes site approve KIT {key}" in str(stopped.value)
     assert read_pending_job(kit) is None
     run_site_command("approve", kit, key, "--yes")
     hospitals.run()
