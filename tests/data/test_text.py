@@ -365,3 +365,12 @@ def test_each_character_has_one_kind_in_short_and_long_texts() -> None:
         long = tokenize(text * 100)
         assert len(long) == 100 * len(short), hex(code)
         assert long[-1].tolist() == (short[-1] + 99 * len(text)).tolist(), hex(code)
+
+
+def test_long_forms_are_compared_completely_but_kept_short() -> None:
+    """Nested mentions of a note of 100 KB would otherwise take a gigabyte."""
+    text = "Chest Pain  " * 1000
+    assert normalise(text) == normalise(text.lower())
+    assert normalise(text + "x") != normalise(text + "y")
+    assert len(normalise(text)) < 1100
+    assert normalise("\ud800" * 2000) != normalise("\ud800" * 2001)

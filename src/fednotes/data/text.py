@@ -6,6 +6,7 @@ exchanging any words.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from bisect import bisect_right
@@ -28,6 +29,7 @@ _WORD = rf"(?:[^\W_][{_MARKS}]*)+"
 TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")  # included in exported models
 
 Bounds = tuple[int, int]
+_MAX_FORM = 1000  # characters of a surface form that are compared as they are
 
 
 class Passage(NamedTuple):
@@ -104,8 +106,16 @@ def _tokenize_kinds(kinds: np.ndarray) -> np.ndarray:
 
 
 def normalise(form: str) -> str:
-    """Normalise a surface form for comparison: fold case, collapse white space."""
-    return " ".join(form.casefold().split())
+    """Normalise a surface form for comparison: fold case, collapse white space.
+
+    The end of a long form is replaced by its digest. Otherwise, the forms of thousands
+    of nested mentions would take thousands of times the memory of their text.
+    """
+    normalised = " ".join(form.casefold().split())
+    if len(normalised) <= _MAX_FORM:
+        return normalised
+    rest = normalised[_MAX_FORM:].encode("utf-8", "surrogatepass")
+    return normalised[:_MAX_FORM] + hashlib.sha256(rest).hexdigest()
 
 
 _WORDS = {

@@ -124,21 +124,39 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
         """Return when a job was submitted; 0 if that is unknown."""
         return find_number(job, "submit_time") or 0.0
 
+    def find_origin(job_id: str) -> str:
+        """Return the id of the submission that a submission repeats; "" for none."""
+        return str(jobs_by_id.get(job_id, {}).get("cloned_from") or "")
+
+    # Each submission -> the time of the first one, and the number of repetitions since.
+    places: dict[str, tuple[float, int]] = {}
+
+    def find_place(job_id: str) -> tuple[float, int]:
+        """Return the place of a submission, after finding those of its origins."""
+        # A dictionary keeps the order; only a forged history has a circle.
+        chain = {job_id: None}
+        origin = find_origin(job_id)
+        while origin in jobs_by_id and origin not in chain and origin not in places:
+            chain[origin] = None
+            origin = find_origin(origin)
+        oldest = next(reversed(chain))
+        place = (submit_time(jobs_by_id[oldest]), 0)
+        if origin in places:
+            place = (places[origin][0], places[origin][1] + 1)
+        elif origin:  # it was deleted
+            place = (place[0], 1)
+        for number, each in enumerate(reversed(chain)):
+            places[each] = (place[0], place[1] + number)
+        return places[job_id]
+
     def sort_key(job: Mapping[str, Any]) -> tuple[float, int, float]:
         """Return the time of the first submission, the repetitions since, and the time.
 
         Both times are by the server's clock.
         """
-        first_job = job
-        origins: list[str] = []
-        origin = str(job.get("cloned_from") or "")
-        while origin and origin not in origins:
-            origins.append(origin)
-            if origin not in jobs_by_id:  # it was deleted
-                break
-            first_job = jobs_by_id[origin]
-            origin = str(first_job.get("cloned_from") or "")
-        return submit_time(first_job), len(origins), submit_time(job)
+        job_id = str(job["job_id"])
+        place = places.get(job_id) or find_place(job_id)
+        return *place, submit_time(job)
 
     return [dict(job) for job in sorted(jobs_by_id.values(), key=sort_key)]
 
