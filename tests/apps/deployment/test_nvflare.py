@@ -58,7 +58,7 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.security.security import FLAuthorizer
 
-from fednotes.apps.deployment.nvflare import gate, presence
+from fednotes.apps.deployment.nvflare import gate, presence, processes
 from fednotes.apps.deployment.nvflare import kit as kit_files
 from fednotes.apps.deployment.nvflare import server as flare
 from fednotes.apps.deployment.nvflare import site as nvflare_site
@@ -327,6 +327,23 @@ def test_the_check_period_reaches_the_communicator() -> None:
     flare.FednotesController(task_check_period=0.013).set_communicator(communicator)
     assert communicator._task_check_period == 0.013
     assert "_task_check_period" in WFCommServer.wait_for_task.__code__.co_names
+
+
+def measure_memory() -> int:
+    """Return the bytes of memory that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_memory_of_the_pieces_of_a_large_frame_is_returned() -> None:
+    """The last piece keeps the C library from returning it on its own."""
+    pieces = [bytearray(100_000) for _ in range(500)]
+    del pieces[:-1]
+    before = measure_memory()
+    processes.free_pieces_of(b"small")
+    assert before - measure_memory() < 5_000_000
+    processes.free_pieces_of(bytes(processes.LARGE_FRAME_BYTES))
+    assert before - measure_memory() > 30_000_000
 
 
 class UnprintableChunk(bytearray):

@@ -17,6 +17,7 @@ belong to another process.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import math
@@ -105,6 +106,7 @@ _ENVIRONMENT = {
     # By default, NVFlare waits 900 s at the end for a lost site.
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",
 }
+LARGE_FRAME_BYTES = 10_000_000  # for smaller frames, freeing takes longer than it helps
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
 CONTACT_FILE = Path("state") / "contact.json"
 LOST_SECONDS = 20.0  # a site contacts the server every 5 s
@@ -134,6 +136,18 @@ class Status:
     def is_running(self) -> bool:
         """Whether the main process runs."""
         return self.pid is not None
+
+
+def free_pieces_of(frame: bytes) -> None:
+    """Return the memory in which a large frame arrived to the operating system.
+
+    NVFlare receives a frame in pieces and joins them. The C library would keep the
+    memory of the pieces, which is as much as the frame, for later use.
+    """
+    if len(frame) < LARGE_FRAME_BYTES:
+        return
+    with suppress(AttributeError):  # only glibc has this function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def silence_grpc() -> None:

@@ -30,6 +30,7 @@ from fednotes.apps.deployment.nvflare.gate import (
     permitting_download,
     permitting_upload,
 )
+from fednotes.apps.deployment.nvflare.processes import free_pieces_of
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import (
     FednotesError,
@@ -105,8 +106,12 @@ class FlareExchange:
         result = client_task.result
         site = client_task.client.name
         frame = result.get(FRAME)
+        is_ok = result.get_return_code() == ReturnCode.OK
+        has_frame = is_ok and isinstance(frame, bytes)
+        if has_frame:
+            free_pieces_of(frame)
         with self.changed:
-            if result.get_return_code() == ReturnCode.OK and isinstance(frame, bytes):
+            if has_frame:
                 self.new.append((site, frame))
                 self.answered.add(site)
             else:

@@ -29,6 +29,7 @@ from fednotes.apps.deployment.nvflare.gate import (
     obey_only_the_server,
     require_admins_signature,
 )
+from fednotes.apps.deployment.nvflare.processes import free_pieces_of
 from fednotes.apps.deployment.nvflare.server import FRAME, REASON, TASK
 from fednotes.apps.deployment.nvflare.trust import ROOTS_FILE
 from fednotes.apps.deployment.problems import LineKind, mark_line
@@ -81,6 +82,7 @@ class FednotesExecutor(Executor):
         frame = shareable.get(FRAME)
         if task_name != TASK or not isinstance(frame, bytes):
             return make_reply(ReturnCode.TASK_UNKNOWN)
+        free_pieces_of(frame)
         try:
             host = self._get_or_start_host(fl_ctx)
             if host is not None:
