@@ -93,8 +93,9 @@ def init(
     """Write a first job file for the notes of several sites.
 
     Count what the notes contain, without showing text, and propose names of entity
-    types, a method and a model, with a reason for each. A folder that contains one
-    folder per site gives these sites; a single corpus is divided among simulated sites.
+    types, a method and a model, with a reason for each. If a folder contains one
+    subfolder per site, each subfolder becomes a site; a single corpus is divided among
+    simulated sites.
     """
     from fednotes.cli.display import make_facts_tables
     from fednotes.jobs.proposal import (

@@ -133,8 +133,7 @@ OmopOption = Annotated[
     str,
     typer.Option(
         metavar="[SCHEMA.]TABLE",
-        help="OMOP table of notes, if PATH is a database's address; by default, the "
-        "table note.",
+        help="OMOP table of notes, if PATH is a database's address; `note` by default.",
     ),
 ]
 Labels = Annotated[Path | None, typer.Option(help="Table of patient labels.")]
