@@ -245,7 +245,7 @@ def test_a_model_outside_its_run_has_a_card(run: Path, tmp_path: Path) -> None:
 def test_the_card_of_a_federated_model_shows_the_audit_of_its_run(run: Path) -> None:
     """An attack that fails without any defence is called too weak."""
     model = next(run.glob("federated/sites/*/model"))
-    assert "false alarms" not in render_card(model)
+    assert "false-alarm rate" not in render_card(model)
     rates: dict[str, Any] = {"success": 0.5, "low": 0.25, "high": 0.75, "chance": 0.01}
     leaks = [
         Leak(attack="words | a", control=1.0, proven=True, **rates),

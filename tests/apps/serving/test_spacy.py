@@ -78,7 +78,7 @@ def test_mentions_that_do_not_fit_tokens_are_counted(
     nlp = with_model(folder, alignment=alignment)
     doc = spacy.tokens.Doc(nlp.vocab, words=["No-pain-today-took-metoprolol"])
     with pytest.warns(
-        UserWarning, match=f"{lost} mention.* of 1 document.*'{alignment}'"
+        UserWarning, match=f"{lost} mention.* in 1 document.*'{alignment}'"
     ):
         assert len(nlp.get_pipe("fednotes")(doc).ents) == 2 - lost
     assert nlp.get_pipe("fednotes").lost == lost
