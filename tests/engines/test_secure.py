@@ -393,12 +393,12 @@ def test_a_site_with_malformed_answers_is_left_out_of_the_sum(
 
 
 def test_wrong_parameters_are_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="it takes 3 to"):
+    with pytest.raises(ConfigError, match="it needs 3 to"):
         SecureSeal("a", ("a", "b"), job=JOB)
     with pytest.raises(ConfigError, match="a threshold of 2 of 4 sites"):
         SecureSum(SITES, job=JOB, threshold=2)
     assert SecureSum(SITES, job=JOB).least == 3
-    with pytest.raises(ConfigError, match="it takes 3 to"):
+    with pytest.raises(ConfigError, match="it needs 3 to"):
         InProcess([Giver(s, []) for s in "ab"], secure=True)
     inside = InProcess([Giver(s, [Update()]) for s in SITES], secure=True)
     with pytest.raises(TrainingError, match="site 'a' has no task 'take'"):
