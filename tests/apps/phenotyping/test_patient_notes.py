@@ -110,6 +110,11 @@ def test_bags_of_a_stream_equal_those_of_all_texts_of_a_patient(
     assert ("a" in inputs.patients) == (max_concepts > 2)
     assert inputs.counts["without_features"] == 2
 
+    none_left = ConceptFeatures(matcher, space, 0).make_from_stream(
+        note for note in NOTES if bags[note.patient or note.id].size
+    )
+    assert none_left.counts["without_features"] == 0
+
     patient_features = features.make(texts)
     assert isinstance(patient_features.values, Bags)
     assert patient_features.patients == inputs.patients

@@ -237,7 +237,15 @@ def test_a_changed_fact_is_detected(tmp_path: Path) -> None:
             {"network": {"embedding": "4"}},
             "network.embedding = '4': expected a whole number",
         ),
-        ({"network": None}, "9 features, but 6 features that the classifiers read"),
+        (
+            {"network": {"length": 2**63}},
+            "network.length = 9223372036854775808: expected at most",
+        ),
+        (
+            {"network": None, "code_names": []},
+            "9 features, but 6 features that the classifiers read",
+        ),
+        ({"network": None, "code_names": ["icd9:1"]}, "it names codes, but has no"),
         ({"classifier": {"loss": "foo"}}, "classifier.loss = 'foo'"),
         ({"classifier": {"alpha": 0}}, "alpha = 0"),
         ({"classes": [[0, 1]] * 3 + [[]]}, "3 machines, but 4 columns of 'svm.weight'"),
@@ -313,7 +321,11 @@ HUGE = 2**40
     [
         ("network.embedding", (HUGE, 0), {"space": {"width": HUGE}}),
         ("network.output_bias", (HUGE, 0), {"code_names": []}),
-        ("svm.weight", (HUGE, 0), {"space": {"width": HUGE}, "network": None}),
+        (
+            "svm.weight",
+            (HUGE, 0),
+            {"space": {"width": HUGE}, "network": None, "code_names": []},
+        ),
     ],
 )
 def test_a_description_of_a_huge_model_is_refused_before_it_is_built(

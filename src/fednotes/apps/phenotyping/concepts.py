@@ -515,6 +515,7 @@ def join_bags(
         `concepts` and `offsets`, as in `Bags`; and `kept`, the rows of the remaining
         patients.
     """
+    counts.update(mentions=0, left_out=0, without_features=0)  # even without bags
     arrays: list[np.ndarray] = [np.zeros(0, np.int32)]
     rows: list[int] = []
     for row, bag in enumerate(bags):

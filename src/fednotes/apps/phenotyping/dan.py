@@ -24,11 +24,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -43,7 +44,7 @@ from fednotes.apps.phenotyping.cohort import (
 )
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.kernels import dropout, kernel
-from fednotes.core.numbers import FractionBelowOne, NonNegativeInt, PositiveInt
+from fednotes.core.numbers import FractionBelowOne, PositiveInt
 from fednotes.core.settings import checked
 from fednotes.core.tensors import seeding_layer
 
@@ -56,6 +57,7 @@ SmallInts = NDArray[np.int32]
 INITIAL_SIZE: Final = 0.05
 KNOWN: Final = "known"  # the name of `Dan.known` among tensors
 CHOSEN: Final = "chosen"  # the name of the agreed outputs among tensors
+MAX_LENGTH: Final = 2**31 - 1  # of the entries that a mean is padded to
 _BATCH: Final = 512  # patients in a batch without training
 
 
@@ -86,7 +88,7 @@ class DanConfig:
     hidden: PositiveInt = 1000
     dropout: FractionBelowOne = 0.0
     mean: Literal["occurrences", "concepts"] = "occurrences"
-    length: NonNegativeInt = 0
+    length: Annotated[int, Interval(ge=0, le=MAX_LENGTH)] = 0
     layer: Literal["rectified", "linear"] = "rectified"
     updates: Literal["rows", "dense"] = "rows"
 

@@ -353,6 +353,8 @@ def _build_model(
     network = None
     if facts.network is not None:
         network = _build_network(facts, facts.network, tensors, device=device)
+    elif facts.code_names:
+        raise ModelError("damaged: it names codes, but has no network to predict them")
     idf = _read_array(tensors, "idf")
     platt = _read_array(tensors, "platt")
     if idf is not None:
