@@ -290,6 +290,9 @@ def test_an_error_names_a_damaged_file(tmp_path: Path) -> None:
     broken("CNN_proj/b_proj", np.full(6, np.nan))
     with pytest.raises(ModelError, match="not finite"):
         load(directory)
+    broken("CNN_proj/b_proj", np.zeros(6, np.longdouble))
+    with pytest.raises(ModelError, match="not finite"):
+        load(directory)
     broken("char_embed", np.zeros((100, 5)))
     with pytest.raises(ModelError, match="100 characters, but 261 are needed"):
         load(directory)

@@ -164,7 +164,7 @@ def _reading_weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
                     "download the weights again"
                 )
             array = np.asarray(dataset)
-        except (KeyError, TypeError, AttributeError, OSError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
             raise ModelError(
                 f"{path}: dataset {name!r} is missing or unreadable: download the "
                 "weights again"
@@ -178,7 +178,8 @@ def _reading_weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
                 f"{path}: {name!r} has shape {array.shape}, but the options say "
                 f"{wanted}"
             )
-        if array.dtype.kind != "f" or not np.isfinite(array).all():
+        is_number = array.dtype.kind == "f" and array.dtype.itemsize <= 8
+        if not is_number or not np.isfinite(array).all():
             raise ModelError(f"{path}: {name!r} has values that are not finite numbers")
         return torch.from_numpy(array).to(dtype)
 
