@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -490,6 +491,26 @@ def test_the_kappa_of_tokens_equals_scikit_learn() -> None:
     number, kappa = compute_token_kappa(*documents)
     assert number == 60
     assert kappa == pytest.approx(metrics.cohen_kappa_score(first, second), rel=1e-12)
+
+
+def test_the_kappa_of_thousands_of_types_takes_little_memory() -> None:
+    """A table of all pairs of types would take 450 MB."""
+    text = "a " * 3750
+    documents = [
+        [
+            Document(
+                "1",
+                text,
+                tuple(Span(2 * i, 2 * i + 1, f"{side}{i}") for i in range(3750)),
+            )
+        ]
+        for side in ("one ", "other ")
+    ]
+    tracemalloc.start()
+    assert compute_token_kappa(*documents) == (3750, 0.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50_000_000
 
 
 @pytest.mark.parametrize(("points", "expected"), [(9, False), (11, True)])

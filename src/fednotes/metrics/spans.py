@@ -325,15 +325,19 @@ def compute_token_kappa(
         category.
     """
     tagset = TagSet(list_types([*one, *other]), "IO")
-    table = np.zeros((len(tagset.tags), len(tagset.tags)))  # tokens by both categories
+    # Tokens by category. A table of both would have billions of cells for a corpus that
+    # names thousands of types.
+    left_counts, right_counts = np.zeros((2, len(tagset.tags)))
+    agreed = 0
     for left, right in zip(one, other, strict=True):
         tokens = tokenize(left.text)
         left_ids, _ = encode_tags(keep_outermost(left.spans), tokens, tagset)
         right_ids, _ = encode_tags(keep_outermost(right.spans), tokens, tagset)
-        np.add.at(table, (left_ids, right_ids), 1)
-    tokens_in_all = table.sum()
-    agreed = np.trace(table)
-    by_chance = (table.sum(0) * table.sum(1)).sum() / max(tokens_in_all, 1)
+        np.add.at(left_counts, left_ids, 1)
+        np.add.at(right_counts, right_ids, 1)
+        agreed += int(np.count_nonzero(np.equal(left_ids, right_ids)))
+    tokens_in_all = left_counts.sum()
+    by_chance = (left_counts * right_counts).sum() / max(tokens_in_all, 1)
     # Equal with a single category or without tokens; rounding may make it greater.
     if by_chance >= tokens_in_all:
         return int(tokens_in_all), None
