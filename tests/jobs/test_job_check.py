@@ -296,7 +296,7 @@ def test_a_problem_that_the_model_repeats_is_listed_once(tmp_path: Path) -> None
     job.write_text(f"{JOB}{SITES}[federation]\nsecure_sum = true\n")
     messages = [problem.message for problem in check_job(str(job)).wrong]
     assert len(messages) == len(set(messages)) == 2
-    assert "it takes 3" in messages[1]
+    assert "it needs 3" in messages[1]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_problem_that_the_model_repeats_is_listed_once(tmp_path: Path) -> None
         ("[model]", '[model]\ncontextual = "no/such"', "no/such"),
         ("[model]", "[model]\ntager = 1", "unknown key 'tager'"),
         ("[training]", "[training]\nepocs = 1", "unknown key 'epocs'"),
-        ("[training]", "[federation]\nsecure_sum = true\n[training]", "it takes 3"),
+        ("[training]", "[federation]\nsecure_sum = true\n[training]", "it needs 3"),
         ("[training]", "[training", "not a TOML file"),
     ],
 )
