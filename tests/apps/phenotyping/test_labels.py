@@ -466,3 +466,18 @@ def test_an_error_names_missing_files(challenge: Path) -> None:
         path.unlink()
     with pytest.raises(DataError, match="no file of records"):
         read_obesity(challenge)
+
+
+def test_a_table_with_as_many_phenotypes_as_patients_is_refused(file: File) -> None:
+    """The matrix of a table of 1 MB would take gigabytes."""
+    header = "patient,phenotype,label"
+    rows = [f"{number},disease {number},1" for number in range(10_001)]
+    path = file("\n".join([header, *rows]), "labels.csv")
+    with pytest.raises(
+        DataError, match=r"labels\.csv: the labels name 10,001 phenotyp"
+    ):
+        read_labels(path)
+    path = file("\n".join([header, *rows[1:]]), "labels.csv")
+    matrix = read_labels(path).to_matrix(["0", "7"])
+    assert matrix.shape == (2, 10_000)
+    assert matrix.sum(1).tolist() == [-10_000, 1 - 9_999]

@@ -69,6 +69,9 @@ _EXPECTED: Final = "present, absent, questionable; Y, N, Q, U; 1, 0, 2"
 _PHENOTYPE_COLUMNS: Final = ("phenotype", "disease")
 _LABEL_COLUMNS: Final = ("label", "judgment")
 _LONGEST_NAME: Final = 100  # maximum length of a phenotype's name
+# Each phenotype gets a classifier and a label for each patient. Without a bound, a
+# table of 1 MB with as many phenotypes as patients would take gigabytes.
+_MAX_PHENOTYPES: Final = 10_000
 
 
 # ---- labels --------------------------------------------------------------------------
@@ -123,11 +126,13 @@ class PatientLabels:
         Returns:
             (patients, phenotypes) int8; -1 for a missing label.
         """
-        rows = []
-        for patient in patients:
-            labels = self.get_labels(patient, unmentioned)
-            rows.append([labels.get(name, UNLABELLED) for name in self.phenotypes])
-        return np.array(rows, np.int8).reshape(len(patients), len(self.phenotypes))
+        columns = {name: column for column, name in enumerate(self.phenotypes)}
+        matrix = np.full((len(patients), len(columns)), UNLABELLED, np.int8)
+        for row, patient in enumerate(patients):
+            for name, label in self.get_labels(patient, unmentioned).items():
+                if name in columns:
+                    matrix[row, columns[name]] = label
+        return matrix
 
     def list_messages(self) -> tuple[str, ...]:
         """Return a message about each problem in the files, without patients' data."""
@@ -225,7 +230,16 @@ class LabelCollector:
 
         Args:
             phenotypes: Names of the phenotypes, in their order.
+
+        Raises:
+            DataError: There are too many phenotypes.
         """
+        if len(phenotypes) > _MAX_PHENOTYPES:
+            raise DataError(
+                f"{self._reports[-1].path}: the labels name {len(phenotypes):,} "
+                f"phenotypes, but at most {_MAX_PHENOTYPES:,} can be learned: check "
+                "that the names of phenotypes are not those of patients or notes"
+            )
         values: dict[str, dict[str, int]] = {}
         for (patient, phenotype), recorded in self._recorded.items():
             if recorded.value is not None:
@@ -252,8 +266,8 @@ def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLab
 
     Raises:
         DataError: A file or column is missing, most rows are damaged, a column contains
-            values other than labels, two phenotypes differ only in case, or there is no
-            label at all.
+            values other than labels, two phenotypes differ only in case, or there are
+            too many phenotypes or no label at all.
     """
     collector = LabelCollector(prefers_later=False)
     for file in (path, *more):
