@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from itertools import product
 from pathlib import Path
 
@@ -294,6 +295,18 @@ def test_a_concept_id_matches_only_itself(system: str) -> None:
         {"x": [f"{system}:3"], "y": [f"{system}:316866"], "z": ["cpt:9925"]},
     )
     assert labels.tolist() == [[0, 1, 1], [1, 0, 1]]
+
+
+def test_thousands_of_names_of_codes_are_compared_in_linear_time() -> None:
+    """A job of 1 MB can name tens of thousands of codes."""
+    names = [f"condition:{number}" for number in range(1, 4001)]
+    codes = {f"p{number}": frozenset({name}) for number, name in enumerate(names)}
+    start = time.process_time()
+    remaining, counts = remove_held_out_codes(codes, names)
+    assert not any(remaining.values())
+    assert set(counts.values()) == {1}
+    assert make_phenotype_labels(list(codes), codes, {"any": names}).all()
+    assert time.process_time() - start < 3  # it was twenty seconds
 
 
 def test_phenotypes_are_derived_from_codes() -> None:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -168,13 +168,33 @@ def _can_begin_code(system: System, text: str) -> bool:
     )
 
 
-def _make_code_test(name: str) -> Callable[[str], bool]:
-    """Return a function that tests whether a name in a job includes a code."""
-    system, code = parse_code(name)
-    prefix = f"{system}:{code}"
-    if SYSTEMS[system].length is None:
-        return prefix.__eq__
-    return lambda code: code.startswith(prefix)
+class _CodeNames:
+    """Finds which names in a job include a code.
+
+    The time for a code does not depend on the number of names.
+
+    Args:
+        names: Names as `<system>:<code>`.
+
+    Raises:
+        ConfigError: A name is not a code.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names_of_code: dict[str, list[str]] = {}
+        self._names_of_prefix: dict[str, list[str]] = {}
+        for name in dict.fromkeys(names):
+            system, code = parse_code(name)
+            is_complete = SYSTEMS[system].length is None
+            names_of = self._names_of_code if is_complete else self._names_of_prefix
+            names_of.setdefault(f"{system}:{code}", []).append(name)
+
+    def find(self, code: str) -> list[str]:
+        """Return the names that include a code."""
+        names = list(self._names_of_code.get(code, ()))
+        for end in range(1, len(code) + 1):
+            names += self._names_of_prefix.get(code[:end], ())
+        return names
 
 
 # ---- categories ----------------------------------------------------------------------
@@ -366,16 +386,16 @@ def remove_held_out_codes(
     Raises:
         ConfigError: A name is not a code.
     """
-    tests = {name: _make_code_test(name) for name in names}
-    counts = dict.fromkeys(tests, 0)
+    counts = dict.fromkeys(names, 0)
+    held_out = _CodeNames(counts)
     remaining: dict[str, frozenset[str]] = {}
     for patient, billed in codes.items():
-        removed: set[str] = set()
-        for name, is_meant in tests.items():
-            matching = set(filter(is_meant, billed))
-            counts[name] += bool(matching)
-            removed |= matching
-        remaining[patient] = frozenset(billed) - removed
+        names_of_codes = {code: held_out.find(code) for code in billed}
+        for name in set().union(*names_of_codes.values()):
+            counts[name] += 1
+        remaining[patient] = frozenset(
+            code for code in billed if not names_of_codes[code]
+        )
     return remaining, counts
 
 
@@ -393,15 +413,17 @@ def make_phenotype_labels(
         (patients, phenotypes) int8: 1 if the patient has any code of the phenotype,
         otherwise 0. A patient who is missing in `codes` is -1, unlabelled.
     """
-    tests = [[_make_code_test(name) for name in names] for names in phenotypes.values()]
-    labels = np.full((len(patients), len(tests)), UNLABELLED, dtype=np.int8)
+    columns_of_name: dict[str, list[int]] = {}
+    for column, names in enumerate(phenotypes.values()):
+        for name in dict.fromkeys(names):
+            columns_of_name.setdefault(name, []).append(column)
+    labelling = _CodeNames(columns_of_name)
+    labels = np.full((len(patients), len(phenotypes)), UNLABELLED, dtype=np.int8)
     for row, patient in enumerate(patients):
         if patient not in codes:
             continue
-        billed = codes[patient]
-        for column, phenotype_tests in enumerate(tests):
-            has_any = any(
-                is_meant(code) for code in billed for is_meant in phenotype_tests
-            )
-            labels[row, column] = PRESENT if has_any else ABSENT
+        labels[row] = ABSENT
+        for code in codes[patient]:
+            for name in labelling.find(code):
+                labels[row, columns_of_name[name]] = PRESENT
     return labels
