@@ -381,10 +381,11 @@ class _Masking:
 
     def move(self, offset: int) -> int:
         """Return the new offset; offsets inside a masked stretch map to its end."""
-        before = int(np.searchsorted(self._starts, offset, side="left"))
-        is_inside = before > 0 and offset < self._ends[before - 1]
-        base = self._ends[before - 1] if is_inside else offset
-        return int(base + self._shifts[before])
+        # Stretches that begin before the offset; the last of them may go on beyond it.
+        num_begun = int(np.searchsorted(self._starts, offset, side="left"))
+        is_inside = num_begun > 0 and offset < self._ends[num_begun - 1]
+        base = self._ends[num_begun - 1] if is_inside else offset
+        return int(base + self._shifts[num_begun])
 
     def move_pieces(self, pieces: Iterable[tuple[int, int]]) -> Offsets:
         """Return the new offsets of stretches of text."""

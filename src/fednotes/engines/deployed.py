@@ -569,10 +569,11 @@ class _DeployedExchange:
         self._members.notify(Event("refused", self.request.number, reason, site))
 
     def _make_requests(self, sites: Sequence[str], number: int) -> dict[str, Request]:
-        """Return the method's request for each site; equal requests are one object.
+        """Return the method's request for each site.
 
         The request may refer to the tensors of an earlier one. A site that does not
-        have these receives them in full.
+        have these receives them in full. Sites with equal requests share one object,
+        so that it is encoded only once.
         """
         request = replace(
             self.request,
@@ -583,7 +584,9 @@ class _DeployedExchange:
         if self._earlier_tensors is None:
             return dict.fromkeys(sites, request)
         request_with_tensors = replace(
-            request, tensors_of_request=0, tensors=self._earlier_tensors
+            request,
+            tensors_of_request=0,  # it refers to no earlier request
+            tensors=self._earlier_tensors,
         )
         requests = {}
         for site in sites:

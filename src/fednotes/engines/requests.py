@@ -546,13 +546,18 @@ class Participants:
 
         Args:
             least: How many sites are needed.
-            prepare: Whether sites that missed the prologue catch up on it now.
+            prepare: Whether sites that missed the requests before the first round (the
+                prologue) catch up on them now.
             among: The sites for which the request is meant; None for all.
 
         Raises:
             TrainingError: This many sites can never take part.
         """
         sites = self.sites if among is None else among
+
+        def list_present() -> tuple[str, ...]:
+            return tuple(site for site in self.present if site in sites)
+
         if not self._started:
             # At the start, every site counts as away, so wait until enough are back.
             self._ask_whether_back(sites, least, self.patience.timeout)
@@ -561,8 +566,8 @@ class Participants:
             self._ask_whether_back(self.sites, 0, self.patience.knock)
         while True:
             if prepare:
-                self.catch_up([site for site in self.present if site in sites])
-            present = tuple(site for site in self.present if site in sites)
+                self.catch_up(list_present())
+            present = list_present()  # without sites that failed to catch up
             if len(present) >= least:
                 return present
             self._ask_whether_back(sites, least - len(present), self.patience.timeout)

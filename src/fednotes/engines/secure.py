@@ -425,19 +425,21 @@ class SecureSeal:
         if not all(abs(exponent) <= BITS for exponent in terms.limits.values()):
             raise RefusedError("a request of the secure sum has impossible limits")
 
+        has_widest_limits = not terms.limits
         grid = self._digest_grid(pending, terms.limits)
-        tried = self._count_try(pending, grid)
+        tries = self._count_try(pending, grid)
         try:
             message = self._mask_within_limits(pending, terms, attached)
         except RefusedError as error:
+            # This exchange cannot be used, but a new one can.
             return wire.pack(replace(masking, again=str(error)))
         except TrainingError as error:
             # The tensor and the limit are only for the staff of this site.
             logger.warning("%s", error)
             # The same values beyond the same limits count once, because another
             # refusal of them reveals nothing new.
-            tried.refused.add(hash_parts(grid, _hash_update(pending.update)))
-            if not terms.limits or len(tried.refused) >= REFUSALS:
+            tries.refused.add(hash_parts(grid, _hash_update(pending.update)))
+            if has_widest_limits or len(tries.refused) >= REFUSALS:
                 raise self._give_up(pending) from error
             return wire.pack(
                 replace(masking, again="values beyond the limits", wide=True)
@@ -446,7 +448,11 @@ class SecureSeal:
         return wire.pack_masked(masking, message)
 
     def _start_masking(self, pending: _Pending, terms: wire.Terms) -> wire.Masking:
-        """Return what every answer says about an update, masked or not."""
+        """Return the part of an answer that is the same with and without a mask.
+
+        These are the names of the update's counts, its history, and the sites over
+        which its sum was opened before.
+        """
         names = tuple(pending.update.metrics)
         has_names_of_terms = names == (terms.metrics or ())
         return wire.Masking(
@@ -472,10 +478,10 @@ class SecureSeal:
         return self._chain.mask_update(terms.number, boxes, pending.update, **layout)
 
     def _digest_grid(self, pending: _Pending, limits: Mapping[str, int]) -> bytes:
-        """Return a digest of the grid of numbers on which limits place an update.
+        """Return a digest of the fixed-point exponents of all parts of an update.
 
-        Different limits can lead to the same grid; values of 8 bytes always have the
-        same one.
+        Different limits can lead to the same exponents. That of values of 8 bytes is
+        always the same.
         """
         num_sites = len(pending.parties.sites)
         layout = SumLayout.of(pending.update, num_sites, limits=limits)

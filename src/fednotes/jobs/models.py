@@ -139,9 +139,10 @@ def load(
         dictionary: New location of the dictionary or encoder that a phenotyping model
             reads notes with, if it has moved.
         workers: Number of processes that predict at the same time in `stream` and
-            `predict_file`. With "auto", the free cores, or with the device "cuda:*" all
-            GPUs, predict 10,000 texts or more. The predictions are bit-identical with
-            any number of workers.
+            `predict_file`. With "auto", this process predicts up to 10,000 texts; for
+            more, there is one process for each free core, or for each GPU with the
+            device "cuda:*". The predictions are bit-identical with any number of
+            workers.
 
     Returns:
         A `MentionModel`, or a `PatientModel`.

@@ -699,7 +699,8 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
     (batch, tags, tags) are the expected transitions. Unless gold (batch, tokens) is
     empty, the counts of these tags are subtracted. Other arguments are as in
     `crf_kernels.py`. Returns the number of sentences for which the algorithm is not
-    precise; there fits (batch,) is False, and the results are undefined.
+    precise: for such a sentence, fits (batch,) is False and its other results are
+    undefined.
     """
     batch, tokens, tags = emissions.shape
     columns = (tags + 3) // 4 * 4  # fours of tags and of positions: see the module
@@ -760,7 +761,7 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
         )  # fmt: skip
         for lane in range(members):
             n = sentences[lane]
-            unary[n, longest:] = 0.0
+            unary[n, longest:] = 0.0  # `_run_backward` has set those before
             fits[n] = fits[n] and smallest_after[0, 0, lane] >= _SMALLEST_MESSAGE
 
     unfit = 0

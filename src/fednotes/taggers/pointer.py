@@ -355,13 +355,15 @@ def encode_pointers(
     )
     cuts = _cut_into_pieces(words.bounds, words.begin, words.end, entities, limits)
 
-    # Sub-words of each piece, in the documents; a word that is too long is cut off.
+    # (pieces,) index of the first sub-word of each piece, over all documents, and its
+    # number of sub-words; a word that is too long is cut off.
     piece_start = words.begin[cuts[:-1]]
     lengths = np.minimum(words.end[cuts[1:]] - piece_start, limits.subwords)
-    # For each word: the start of its piece, and the last sub-word there.
+    # (words,) the same start for each word of a piece, and the place of the last
+    # sub-word within the piece.
     words_in_piece = np.diff(cuts)
-    start_of_word = np.repeat(piece_start, words_in_piece)
-    last_place = np.repeat(lengths, words_in_piece) - 1
+    start_by_word = np.repeat(piece_start, words_in_piece)
+    last_by_word = np.repeat(lengths, words_in_piece) - 1
 
     sentence = np.searchsorted(words.bounds, cuts[:-1], side="right") - 1
     encoded = replace(
@@ -379,8 +381,9 @@ def encode_pointers(
         limits=limits,
         ids=subwords.ids[concatenate_ranges(piece_start, lengths)].astype(np.int64),
         bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        first=np.minimum(words.first - start_of_word, last_place),
-        last=np.minimum(words.last - start_of_word, last_place),
+        first=np.minimum(words.first - start_by_word, last_by_word),
+        last=np.minimum(words.last - start_by_word, last_by_word),
+        # `_replace_entities` adds the entities.
         entities=np.zeros((0, 3), np.int64),
         entity_bounds=np.zeros(len(cuts), np.int64),
     )

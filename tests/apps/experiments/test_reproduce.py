@@ -555,6 +555,24 @@ def test_figures_of_other_diseases_are_shown_in_a_separate_table(tiny: Any) -> N
     assert rows[5] == ["CAD", "93.90", "91.00", "92.40"]
 
 
+def test_a_figure_shows_percent_also_at_a_site_that_is_named_like_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    drawn: list[list[float]] = []
+    monkeypatch.setattr(
+        Axes, "errorbar", lambda self, means, *_, **__: drawn.append(means)
+    )
+    monkeypatch.setattr(Axes, "legend", lambda self: None)
+    f1 = {"strict": {"f1": {"mean": 0.6, "std": 0.1, "n": 3}}}
+    row = {"label": "x", "condition": "federated", "scores": {"a": f1, "loss": f1}}
+    table = {"columns": [], "x": "", "rows": [row]}
+    plot_results(table, tmp_path / "figure.png")
+    assert drawn == [[60.0], [60.0]]
+
+
 def test_a_missing_number_is_shown_as_a_dash(tiny: Any, tmp_path: Path) -> None:
     """Alone has no AUROC on any seed, and federated on two of three.
 

@@ -239,6 +239,14 @@ def test_an_obo_file_with_broken_lines_is_refused_or_read_without_them(
         read_dictionary(file(first + line + b"\n", "d.obo"))
 
 
+def test_a_table_with_a_broken_line_before_its_header_keeps_all_terms(
+    file: File,
+) -> None:
+    rows = b"note\xff,x\nterm,id\nasthma,C1\ngout,C2\n"
+    dictionary = read_dictionary(file(rows, "d.csv"))
+    assert terms(dictionary) == {"asthma": ["C1"], "gout": ["C2"]}
+
+
 def test_obo_options_select_terms_and_ids(file: File) -> None:
     path = file(OBO, "d.obo")
     wide = read_dictionary(path, scopes=("EXACT", "RELATED", "NARROW"))

@@ -254,7 +254,7 @@ def _run(setup: Setup, job: Job, progress: RunProgress) -> None:
     warnings = job.module.list_size_warnings(config, unknown_sizes)
     for warning in warnings:
         progress.publish_warning(warning)
-    # The method itself asks the engine for the state from which it resumes.
+    # Only the display needs the state here: `train` asks the engine for it again.
     progress.begin(config, engine.resume())
     final_state = job.module.train(engine, config)
     progress.is_trained = True

@@ -88,7 +88,7 @@ def _list_numbers(
 ) -> tuple[list[float], list[float]]:
     """Return the means and the standard deviations of a column, by row.
 
-    A missing mean is NaN, and a missing deviation 0. Fractions are in percent.
+    A missing mean is NaN, and a missing deviation 0. Scores are in percent.
 
     Args:
         table: The table of a grid.
@@ -97,11 +97,13 @@ def _list_numbers(
             scores of sites; the column is then a site, and the numbers are the strict
             F1 at this site.
     """
+    factor = 100.0
     if table["columns"]:
         numbers = [row["columns"][column] for row in rows]
+        if is_plain(column):
+            factor = 1.0
     else:
         numbers = [row["scores"][column]["strict"]["f1"] for row in rows]
-    factor = 1.0 if is_plain(column) else 100.0
     means = [
         math.nan if number["mean"] is None else factor * number["mean"]
         for number in numbers

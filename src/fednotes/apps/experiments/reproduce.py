@@ -252,7 +252,8 @@ def compare_attention(
         seed: Seed of the drawn passages.
 
     Returns:
-        {"markdown": the page}. The grid has no rows of scores, so a table has no more.
+        What other grids return as a table of scores: this grid has none, so the only
+        key is "markdown", the finished page.
     """
     assert grid.attention is not None
     model_specs = _list_model_specs(grid.attention, models, jobs, grid.base)

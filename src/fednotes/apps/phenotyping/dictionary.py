@@ -491,7 +491,10 @@ def _read_table(path: Path) -> Iterator[TermEntry]:
     Raises:
         DataError: All rows are damaged.
     """
-    first_line = next((line for _, line in _read_nonblank_lines(path) if line), "")
+    # A line that cannot be decoded is None.
+    first_line = next(
+        (line for _, line in _read_nonblank_lines(path) if line is not None), ""
+    )
     delimiter = "\t" if "\t" in first_line else ","
     columns = _find_columns_in_header(first_line, delimiter)
     has_header = columns is not None
@@ -503,13 +506,23 @@ def _read_table(path: Path) -> Iterator[TermEntry]:
         delimiter,
         has_quotes=delimiter != "\t",
     )
-    if has_header:
-        next(rows)
-    entries = _read_entries(rows, columns)
+    entries = _read_entries(_skip_header(rows) if has_header else rows, columns)
 
     kind = "row of a dictionary table, with two columns, id and term"
     for concept, term in _select_usable_rows(path, kind, entries, is_usable=_is_entry):
         yield TermEntry(concept.strip(), clean_term(term))
+
+
+def _skip_header(
+    rows: Iterable[NumberedRow | Damaged],
+) -> Iterator[NumberedRow | Damaged]:
+    """Yield the rows without the header, the first row that is not damaged."""
+    is_header_read = False
+    for row in rows:
+        if isinstance(row, Damaged) or is_header_read:
+            yield row
+        else:
+            is_header_read = True
 
 
 class _Columns(NamedTuple):

@@ -429,7 +429,8 @@ class Site(MethodSite):
     def count_labels(self, tensors: Tensors) -> Update:
         """Return the number of training patients with each label.
 
-        If concepts are weighted by TF-IDF, also return the number with each concept.
+        If patients are represented by the TF-IDF of their concepts, also return the
+        number of patients with each concept.
         """
         del tensors
         cohort = self._labelled

@@ -415,9 +415,9 @@ class Classifiers:
 
     @property
     def fewest_held_out(self) -> int:
-        """The number of held-out patients of the classifier that has the fewest.
+        """The smallest nonzero number of held-out patients behind a classifier.
 
-        Each classifier's sums leave as a part of the update by themselves.
+        Each classifier's sums leave the site as a separate part of the update.
         """
         targets = self.machines.make_targets(self.held_out_data.labels)
         numbers = np.count_nonzero(targets, axis=0)

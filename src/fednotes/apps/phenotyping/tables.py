@@ -156,16 +156,16 @@ def read_numbered_lines(path: Path) -> Iterator[tuple[int, str | None]]:
 def _read_utf8_pieces(path: Path, mark: int) -> Iterator[tuple[str | None, bool]]:
     """Yield (text, ends_line) for each piece of a UTF-8 file.
 
-    A line of up to `_LONGEST_LINE` bytes is one piece. A longer line has several, with
-    the text None except for the last one. The caller ignores the text of the last one,
-    too, because the end of a line alone is of no use.
+    A line of up to `_LONGEST_LINE` bytes is one piece, and a longer one has several.
+    The caller does not use any piece of a longer line.
 
     Args:
         path: The file.
         mark: Length of the byte-order mark in bytes.
 
     Yields:
-        The text, None if it is not UTF-8; and whether the piece ends a line.
+        The text, None if it is not UTF-8 or if the line goes on after the piece; and
+        whether the piece ends a line.
     """
     with open_bytes(path) as file:
         try:

@@ -825,7 +825,11 @@ class Phenotype(Method):
 def _list_questionable(
     config: Config, sites: Sequence[SitePatients]
 ) -> tuple[str, ...]:
-    """Return the phenotypes that have "questionable" as a class over all sites."""
+    """Return the phenotypes for which "questionable" is a class.
+
+    It is one if at least `least_questionable` training patients of all sites together
+    have this label.
+    """
     counts = np.sum(
         [site.train.count_labels()["questionable"] for site in sites], axis=0
     )

@@ -160,6 +160,6 @@ def rename_repeated_ids(
             document = replace(document, id=f"{original}~{number}")
             used.add(document.id)
             last_number[original] = number
-        last_number[document.id] = max(1, last_number[document.id])
+        last_number[document.id] = 1
         documents.append(document)
     return tuple(documents)

@@ -364,11 +364,12 @@ class _ParquetReader:
         }
 
     def read_batches(self) -> Iterator[Any]:
-        """Yield the rows, one group after the other."""
+        """Yield batches of rows, one row group after the other."""
         for group, chunks in enumerate(read_column_chunks(self._file)):
             sizes = self._measure_group(chunks)
             batch_size = self._choose_batch_size(sizes)
-            # A reader fixes which columns stay dictionaries, which differs by group.
+            # Which columns stay dictionaries depends on the group and is fixed when a
+            # reader is created, so every group has its own reader.
             reader = self._arrow.parquet.ParquetFile(
                 self._file,
                 metadata=self._source.metadata,

@@ -111,23 +111,26 @@ def compute_shared_secret(key: X25519PrivateKey, public: bytes, owner: str) -> b
         ) from error
 
 
-def seal(key: bytes, text: bytes, bound: bytes) -> bytes:
-    """Return `text` encrypted and authenticated; `bound` is authenticated only.
+_NONCE = bytes(12)  # constant, because a key seals only one message
+
+
+def seal(key: bytes, text: bytes, associated_data: bytes) -> bytes:
+    """Return `text` encrypted and authenticated; other data are authenticated only.
 
     Never seal two messages with one key.
     """
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-    return ChaCha20Poly1305(key).encrypt(bytes(12), text, bound)
+    return ChaCha20Poly1305(key).encrypt(_NONCE, text, associated_data)
 
 
-def unseal(key: bytes, box: bytes, bound: bytes) -> bytes | None:
-    """Return the sealed text; None if key, box or `bound` is wrong."""
+def unseal(key: bytes, sealed: bytes, associated_data: bytes) -> bytes | None:
+    """Return the sealed text; None if any argument is wrong."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     try:
-        return ChaCha20Poly1305(key).decrypt(bytes(12), box, bound)
+        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, associated_data)
     except (InvalidTag, ValueError):
         return None
 

@@ -220,10 +220,11 @@ def build_kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
     if facts.role != ADMIN:
         tables |= templates["both"]
     if facts.role == SERVER:
+        # The server's watch connects as an admin, from a folder of its own.
         for name, table in templates[ADMIN].items():
             tables[f"{WATCH}/{name}"] = table
-    words = {**facts.model_dump(), "kit": str(kit)}
-    files: dict[str, Any] = _fill_in(tables, words)
+    values = {**facts.model_dump(), "kit": str(kit)}
+    files: dict[str, Any] = _fill_in(tables, values)
     return files
 
 

@@ -955,7 +955,8 @@ class SiteGuard:
             require_approved(
                 self._kit, self._site, self._table, policy=self._read_policy()
             )
-            # A reply of the engine itself is part of no sum; treat it as hidden.
+            # A reply of the engine itself shows no values of notes, so the rules for
+            # updates that the server can read do not apply.
             is_hidden = self._secure or method_update is None
             shows_scores = not self._secure and bool(message.update.metrics)
             spent = self._check_update(

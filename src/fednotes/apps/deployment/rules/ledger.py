@@ -1040,16 +1040,19 @@ class _LineChecker:
     def find_misplaced_lines(self) -> Iterator[Fault]:
         """Yield a fault for each line that was moved, inserted or follows a gap.
 
-        Call it once all lines were added: a number that is missing at first may follow.
+        Call it after all lines were added, because a number that seems to be missing
+        may come later.
         """
         for line, due, number in self._jumps:
             first_position = self._positions[number]
-            if number < due and first_position != line:
+            is_repeated = number < due and first_position != line
+            is_due_number_elsewhere = due in self._positions
+            if is_repeated:
                 problem = (
                     f"has number {number}, as line {first_position}: one of them was "
                     "inserted"
                 )
-            elif number < due or due in self._positions:
+            elif number < due or is_due_number_elsewhere:
                 problem = f"has number {number} where {due} is due: lines were moved"
             else:
                 missing = f"{due}" if number == due + 1 else f"{due} to {number - 1}"
