@@ -932,5 +932,5 @@ def test_impossible_document_frequencies_are_refused(
         return replace(update, tensors={**update.tensors, "frequencies": frequencies})
 
     monkeypatch.setattr(Site, "count_labels", count_wrongly)
-    with pytest.raises(TrainingError, match="patients with each concept"):
+    with pytest.raises(TrainingError, match="with each concept"):
         trained(sites_of(1), without_stage_1(classifier_cycles=1))
