@@ -50,6 +50,8 @@ SCOPES: Final = ("EXACT", "RELATED", "NARROW", "BROAD")
 
 _CUI = re.compile(r"C\d{7}")
 _TUI = re.compile(r"T\d{3}")
+# Concepts of a term. Each mention of the term gets all of them.
+_MAX_CONCEPTS = 1000
 T = TypeVar("T")
 
 
@@ -100,7 +102,11 @@ class Dictionary:
 
 
 def build_dictionary(entries: Iterable[tuple[str, str]]) -> Dictionary:
-    """Return a dictionary with these (concept, term) pairs, whatever their order."""
+    """Return a dictionary with these (concept, term) pairs, whatever their order.
+
+    Raises:
+        DataError: A term has too many concepts.
+    """
     numbers: dict[str, int] = {}  # concept -> its number, in order of reading
     # Most terms denote one concept, and a number takes less memory than a set.
     numbers_of_term: dict[str, int | set[int]] = {}
@@ -111,6 +117,13 @@ def build_dictionary(entries: Iterable[tuple[str, str]]) -> Dictionary:
             known.add(number)
         elif known != number:
             numbers_of_term[term] = {known, number}
+    for term, known in numbers_of_term.items():
+        if isinstance(known, set) and len(known) > _MAX_CONCEPTS:
+            raise DataError(
+                f"the term {clean(term, NAME)!r} of the dictionary has {len(known):,} "
+                f"concepts, but at most {_MAX_CONCEPTS:,} are possible: leave the term "
+                "out of the dictionary"
+            )
 
     concepts = tuple(sorted(numbers))
     terms = tuple(sorted(numbers_of_term))
