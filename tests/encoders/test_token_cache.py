@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -272,3 +274,21 @@ def test_tokens_of_real_notes_are_cached_and_packed(
     plan = plan_full(tokens, 128, 0, 0)
     assert int(np.diff(plan.stretches).sum()) == len(tokens.ids)
     assert tokenized().ids.tolist() == tokens.ids.tolist()
+
+
+def test_a_corpus_that_another_process_removes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for digit in "ab":
+        folder = tmp_path / (digit * 32)
+        folder.mkdir()
+        (folder / "ids.bin").write_bytes(b"12")
+
+    def lock_too_late(folder: Path) -> AbstractContextManager[bool]:
+        if folder.name.startswith("a"):
+            shutil.rmtree(folder)
+        return nullcontext(enter_result=True)
+
+    monkeypatch.setattr(token_cache, "trying_to_lock_folder", lock_too_late)
+    assert clear_tokens(tmp_path) == 2
+    assert not list(tmp_path.iterdir())

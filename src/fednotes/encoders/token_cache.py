@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -155,10 +155,14 @@ def clear_tokens(folder: Path) -> int:
             is_unfinished = bool(name[1])
             if is_unfinished and not is_locked:
                 continue
-            size = sum(file.stat().st_size for file in path.iterdir())
-            with raising_os_errors_as(DataError, path, action="be removed"):
+            # Another process may clear the cache at the same time.
+            with (
+                raising_os_errors_as(DataError, path, action="be removed"),
+                suppress(FileNotFoundError),
+            ):
+                size = sum(file.stat().st_size for file in path.iterdir())
                 shutil.rmtree(path)
-            freed += size
+                freed += size
     return freed
 
 
