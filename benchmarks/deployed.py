@@ -287,10 +287,8 @@ def through(
     """Bytes on h1's connection over its tensors' bytes, with a relay before the server."""
     relay, per_byte = Relay(port), {}
     processes.stop(kits["h1"], patience=5)
-    path = kits["h1"] / "startup/fed_client.json"
-    path.write_text(
-        path.read_text().replace(f"localhost:{port}", f"localhost:{relay.port}")
-    )
+    path = kits["h1"] / kit_files.KIT_FILE  # each start writes NVFlare's files from it
+    path.write_text(json.dumps({**json.loads(path.read_text()), "port": relay.port}))
     start(kits["h1"])
     for nbytes in sizes:
         rounds = 20 if nbytes < 2**24 else 2
