@@ -19,6 +19,7 @@ import base64
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -719,14 +720,8 @@ class ProjectConfig:
                 f"ward, such as {reserved_names[0] + '-hospital'!r}"
             )
         # The name in a certificate identifies a participant, so each name is unique.
-        other_names = {self.server, self.name}
-        repeated_names = sorted(
-            {
-                site
-                for site in self.sites
-                if site in other_names or self.sites.count(site) > 1
-            }
-        )
+        numbers = Counter([*set(self.sites) & {self.server, self.name}, *self.sites])
+        repeated_names = sorted(site for site, number in numbers.items() if number > 1)
         if repeated_names:
             raise ConfigError(
                 f"sites {repeated_names}: these names are used twice in the project: "
@@ -798,12 +793,11 @@ def _require_distinguishable(sites: Iterable[str]) -> None:
     Raises:
         ConfigError: There are such names.
     """
-    for name in sites:
-        for other in sites:
-            ending = other.removeprefix(name)
-            if ending in ("", other):
-                continue
-            if set(ending) <= set("0123456789abcdef-"):
+    names = set(sites)
+    for other in sorted(names):
+        for end in range(1, len(other)):
+            name = other[:end]
+            if name in names and set(other[end:]) <= set("0123456789abcdef-"):
                 raise ConfigError(
                     f"sites {name!r} and {other!r} could be confused: choose names of "
                     "the same length, such as h01 and h10"
