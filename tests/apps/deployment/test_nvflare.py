@@ -278,10 +278,10 @@ def test_a_wrong_project_is_refused(changes: dict[str, Any], message: str) -> No
 
 
 def test_the_names_of_thousands_of_sites_are_compared_in_linear_time() -> None:
-    names = tuple(f"h{number:05d}" for number in range(10_000))
+    names = tuple(f"h{number:05d}" for number in range(30_000))
     start = time.process_time()
     assert ProjectConfig("ward", "localhost", names).sites == names
-    assert time.process_time() - start < 5  # it was a minute
+    assert time.process_time() - start < 10  # it was half a minute
 
 
 @pytest.mark.parametrize("second", ["h1x", "h1A", "h1_0", "h10"])
