@@ -24,7 +24,7 @@ from killed_predictions import (
 )
 from postgres import Postgres
 
-from fednotes.core.errors import BusyError, DataError, ParameterError
+from fednotes.core.errors import BusyError, DataError, FednotesError, ParameterError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import read
 from fednotes.jobs.prediction_batches import MANIFEST, opening_folder
@@ -297,6 +297,13 @@ def test_a_table_without_a_free_id_is_refused(largest: str, tmp_path: Path) -> N
         connection.execute(f"INSERT INTO note_nlp (note_nlp_id) VALUES ({largest})")
     with pytest.raises(DataError, match="no id is free"):
         run_once(tmp_path, "sqlite", resume=False)
+
+
+def test_a_folder_in_place_of_a_file_of_predictions_is_refused(tmp_path: Path) -> None:
+    run_once(tmp_path, "folder", resume=False)
+    (tmp_path / "out" / "part-x").mkdir()
+    with pytest.raises(FednotesError, match=r"part-x: cannot be removed \(Is a direct"):
+        run_once(tmp_path, "folder")
 
 
 def test_two_processes_do_not_write_into_the_same_folder(tmp_path: Path) -> None:

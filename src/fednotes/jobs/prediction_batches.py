@@ -486,7 +486,8 @@ def _remove_incomplete(folder: Path, manifest: _Manifest) -> None:
     listed = {shard.file for shard in manifest.shards}
     for path in [*folder.glob(".*.tmp"), *folder.glob("part-*")]:
         if path.name not in listed:
-            path.unlink(missing_ok=True)
+            with raising_os_errors_as(FednotesError, path, action="be removed"):
+                path.unlink(missing_ok=True)
 
 
 def describe_settings(values: Mapping[str, Any]) -> dict[str, str]:
