@@ -51,7 +51,7 @@ OWN_FILES = {
     "apps/deployment/nvflare/renewal.py:install_renewal": _KIT,
     "apps/deployment/preflight.py:explain_other_listener": _KIT,
     "apps/deployment/rules/differences.py:_read": _KIT,
-    "apps/deployment/server.py:_agree": _KIT,
+    "apps/deployment/server.py:_agree_on_config": _KIT,
     "apps/deployment/server.py:_run": _RUN,
     "apps/deployment/run_secrets.py:load_or_create_secret": _KIT,
     "apps/deployment/site_file.py:install_site_file": _CHECKED,

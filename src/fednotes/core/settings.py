@@ -303,9 +303,8 @@ def _describe_error(
     limits = first.get("ctx", {})
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return (
-            f"{make_place_prefix(where)}{assignment}: expected {words} {limits[name]:g}"
-        )
+        prefix = make_place_prefix(where)
+        return f"{prefix}{assignment}: expected {words} {limits[name]:,.10g}"
     if kind == "literal_error":
         expected = f"expected one of {limits['expected'].replace(' or ', ', ')}"
     else:

@@ -119,10 +119,10 @@ def _describe_bounds(metadata: Sequence[Any]) -> Iterator[str]:
 def _describe_bound(bound: BaseMetadata) -> Iterator[str]:
     """Yield one bound in words; nothing if it has another form."""
     if isinstance(bound, Ge):
-        yield f"at least {bound.ge:g}"
+        yield f"at least {bound.ge:,.10g}"
     elif isinstance(bound, Gt):
-        yield f"more than {bound.gt:g}"
+        yield f"more than {bound.gt:,.10g}"
     elif isinstance(bound, Le):
-        yield f"at most {bound.le:g}"
+        yield f"at most {bound.le:,.10g}"
     elif isinstance(bound, Lt):
-        yield f"less than {bound.lt:g}"
+        yield f"less than {bound.lt:,.10g}"
