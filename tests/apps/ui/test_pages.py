@@ -300,6 +300,14 @@ def test_a_filter_bounds_the_confidence_and_sorts_by_it(corrections: Path) -> No
     assert [*numbers.values()] == [[0, 3, 2, 1, 4], [1, 2, 3, 0, 4], [0, 2, 3], [1, 2]]
 
 
+def test_confidences_are_shown_in_percent(corrections: Path) -> None:
+    predicted = [replace(span, confidence=0.256) for span in PREDICTED]
+    browser = browse(make_review(corrections, predicted=predicted))
+    text = browser.get("/errors?kind=all").text
+    assert text.count('value="0.256" aria-label="confidence 26 %"') == len(PREDICTED)
+    assert text.count("26 %</span>") == len(PREDICTED)
+
+
 def test_impossible_values_in_an_address_are_ignored() -> None:
     impossible = {
         "kind": "x",
