@@ -254,6 +254,14 @@ def test_of_two_lists_that_arrive_at_once_the_newer_one_stays(
     assert trusted(h1).number == Trust.parse(second).number
 
 
+@pytest.mark.parametrize("name", ["server", "h1"])
+def test_a_kit_starts_after_a_trust_list_was_installed(kits: Kits, name: str) -> None:
+    """No file is left where NVFlare loads code, in which a kit has only known files."""
+    kit = kits[name]
+    install_trust(kit, revoke(kits, "h2"))
+    kit_files.restore_kit_files(kit, kit_files.read_kit(kit))
+
+
 def test_a_trust_list_not_signed_by_the_authority_is_refused(
     kits: Kits, tmp_path: Path
 ) -> None:

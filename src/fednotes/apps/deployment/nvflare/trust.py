@@ -34,7 +34,7 @@ with needs("cryptography", "deploy"):
 T = TypeVar("T")
 ROOTS_FILE = "rootCA.pem"
 TRUST_FILE = "trust.pem"
-LOCK_FILE = "startup/.trust.lock"  # in a kit; held while a list is installed
+LOCK_FILE = ".trust.lock"  # in a kit; held while a list is installed
 REMEDY = "ask for a new kit"
 CLOCK_TOLERANCE = timedelta(minutes=5)  # maximum difference between clocks
 # Maximum size of a trust list, enough for some 800 revoked certificates. A list must
