@@ -451,7 +451,9 @@ def read_files(out: Path) -> dict[str, Any]:
 def test_no_worker_on_a_cluster_outlives_the_command(
     number: int, nodes: Any, job_file: Path, tmp_path: Path
 ) -> None:
-    run = Run(nodes, job_file, tmp_path / "run")
+    # Far longer than the search for workers takes, however busy the machine is.
+    endless = ("--set", "training.epochs=5000", "--set", "training.select=last")
+    run = Run(nodes, job_file, tmp_path / "run", *endless)
     run.wait_for_part("alone")
     assert len(nodes.find_workers()) == 2
     run.send(number)
