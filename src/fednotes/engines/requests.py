@@ -562,7 +562,7 @@ class Participants:
             # At the start, every site counts as away, so wait until enough are back.
             self._ask_whether_back(sites, least, self.patience.timeout)
         elif self.away and self.clock() - self._knocked >= self.patience.knock_every:
-            # From time to time, let sites come back, but do not wait for any of them.
+            # From time to time, let any site come back, but wait only briefly.
             self._ask_whether_back(self.sites, 0, self.patience.knock)
         while True:
             if prepare:

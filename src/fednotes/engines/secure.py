@@ -411,6 +411,9 @@ class SecureSeal:
     ) -> Attached:
         """Return the masked update, or the reason why it needs a new exchange.
 
+        A new exchange is needed if the site's counts are not those agreed on, if this
+        one cannot be used (`again`), or if values exceed the limits (`wide`).
+
         Raises:
             RefusedError: The terms have impossible limits.
             TrainingError: The values are beyond the widest limits, or too many limits
@@ -425,7 +428,7 @@ class SecureSeal:
         if not all(abs(exponent) <= BITS for exponent in terms.limits.values()):
             raise RefusedError("a request of the secure sum has impossible limits")
 
-        has_widest_limits = not terms.limits
+        has_widest_limits = not terms.limits  # the meaning of terms without limits
         grid = self._digest_grid(pending, terms.limits)
         tries = self._count_try(pending, grid)
         try:
@@ -448,10 +451,11 @@ class SecureSeal:
         return wire.pack_masked(masking, message)
 
     def _start_masking(self, pending: _Pending, terms: wire.Terms) -> wire.Masking:
-        """Return the part of an answer that is the same with and without a mask.
+        """Return the fields that an answer has with or without a masked update.
 
-        These are the names of the update's counts, its history, and the sites over
-        which its sum was opened before.
+        These are the names of the update's counts (None if they are those of the
+        terms), the history that ends with its question, and the sites over whose
+        updates this question's sum was opened before.
         """
         names = tuple(pending.update.metrics)
         has_names_of_terms = names == (terms.metrics or ())
@@ -478,10 +482,10 @@ class SecureSeal:
         return self._chain.mask_update(terms.number, boxes, pending.update, **layout)
 
     def _digest_grid(self, pending: _Pending, limits: Mapping[str, int]) -> bytes:
-        """Return a digest of the fixed-point exponents of all parts of an update.
+        """Return a digest of an update's fixed-point grid, the exponent of each part.
 
-        Different limits can lead to the same exponents. That of values of 8 bytes is
-        always the same.
+        Limits with the same grid ask the same question about the values. For example,
+        the exponent of integers does not depend on the limit.
         """
         num_sites = len(pending.parties.sites)
         layout = SumLayout.of(pending.update, num_sites, limits=limits)

@@ -139,10 +139,11 @@ def load(
         dictionary: New location of the dictionary or encoder that a phenotyping model
             reads notes with, if it has moved.
         workers: Number of processes that predict at the same time in `stream` and
-            `predict_file`. With "auto", this process predicts up to 10,000 texts; for
-            more, there is one process for each free core, or for each GPU with the
-            device "cuda:*". The predictions are bit-identical with any number of
-            workers.
+            `predict_file`. "auto" starts several only for large inputs: with a model of
+            mentions, if the input is known to have 10,000 texts or more; with a
+            phenotyping model, after the first 10,000. It starts one for each free core,
+            or for each GPU with the device "cuda:*". The predictions are bit-identical
+            with any number of workers.
 
     Returns:
         A `MentionModel`, or a `PatientModel`.

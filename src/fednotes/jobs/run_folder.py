@@ -121,17 +121,15 @@ def has_same_conditions(run: Path, job: Job) -> bool:
 
 
 def _adds_conditions(job: Job, record: Mapping[str, Any]) -> bool:
-    """Return whether a job differs from that of a record only by further conditions."""
+    """Return whether a job equals that of a record, but may have more conditions."""
     before = dict(as_mapping(record.get("table")))
     after = _to_recorded(job.table)
     conditions = before.pop("conditions", None)
     after.pop("conditions", None)
-    # Without the key, the run has all conditions that a job has by default.
-    return (
-        isinstance(conditions, list)
-        and all(condition in job.conditions for condition in conditions)
-        and before == after
-    )
+    if not isinstance(conditions, list):
+        return False  # a run without this key has all conditions already
+    has_all_conditions = all(condition in job.conditions for condition in conditions)
+    return has_all_conditions and before == after
 
 
 def _to_recorded(table: Mapping[str, Any]) -> dict[str, Any]:

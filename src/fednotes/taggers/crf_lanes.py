@@ -754,14 +754,16 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
             shortest, longest, exp_end, matrix_t, factors, alpha, beta, ends,
             smallest_after, begins, gold, sentences, sizes, unary,
         )  # fmt: skip
-        after = factors  # `_run_backward` has replaced the factors by these messages
+        # `_run_backward` has normalised alpha and replaced the factors by messages.
+        after = factors
         _write_pairs(
             longest, alpha, after, matrix, pair_sums, gold, members, sentences, sizes,
             pairs,
         )  # fmt: skip
         for lane in range(members):
             n = sentences[lane]
-            unary[n, longest:] = 0.0  # `_run_backward` has set those before
+            # `_run_backward` has set the positions before `longest`.
+            unary[n, longest:] = 0.0
             fits[n] = fits[n] and smallest_after[0, 0, lane] >= _SMALLEST_MESSAGE
 
     unfit = 0

@@ -88,14 +88,14 @@ def _list_numbers(
 ) -> tuple[list[float], list[float]]:
     """Return the means and the standard deviations of a column, by row.
 
-    A missing mean is NaN, and a missing deviation 0. Scores are in percent.
+    A missing mean is NaN, and a missing deviation 0. Scores are in percent; other
+    numbers (bytes, seconds, errors) are as they are.
 
     Args:
         table: The table of a grid.
         rows: Some of its rows.
-        column: One of the table's own columns. A table without columns of its own has
-            scores of sites; the column is then a site, and the numbers are the strict
-            F1 at this site.
+        column: A column of the table. If the table has no columns, a site: the numbers
+            are then its strict F1.
     """
     factor = 100.0
     if table["columns"]:

@@ -252,8 +252,8 @@ def compare_attention(
         seed: Seed of the drawn passages.
 
     Returns:
-        What other grids return as a table of scores: this grid has none, so the only
-        key is "markdown", the finished page.
+        A table with one key, "markdown": the finished page. Other grids return scores,
+        which this one does not have.
     """
     assert grid.attention is not None
     model_specs = _list_model_specs(grid.attention, models, jobs, grid.base)

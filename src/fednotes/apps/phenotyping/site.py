@@ -427,16 +427,17 @@ class Site(MethodSite):
     # Stage 2.
 
     def count_labels(self, tensors: Tensors) -> Update:
-        """Return the number of training patients with each label.
+        """Return the rounded number of training patients with each label.
 
-        If patients are represented by the TF-IDF of their concepts, also return the
-        number of patients with each concept.
+        With representation = "none", patients with concepts are represented by TF-IDF.
+        The rounded number of patients with each concept is then returned, too.
         """
         del tensors
         cohort = self._labelled
         counts = cohort.count_labels()
         del counts["unlabelled"]
-        if self.config.model.representation == "none" and isinstance(cohort.bags, Bags):
+        has_no_network = self.config.model.representation == "none"
+        if has_no_network and isinstance(cohort.bags, Bags):  # represented by TF-IDF
             counts["frequencies"] = count_document_frequencies(cohort.bags)
         sums = {name: self._round_counts(of_label) for name, of_label in counts.items()}
         patients = round_count(len(cohort), self.count_step)

@@ -415,10 +415,12 @@ class Classifiers:
 
     @property
     def fewest_held_out(self) -> int:
-        """The smallest nonzero number of held-out patients behind a classifier.
+        """The smallest nonzero number of held-out patients with a classifier's labels.
 
-        Each classifier's sums leave the site as a separate part of the update.
+        Each classifier's sums leave the site as a separate part of the update, so the
+        policy must hold for the part with the fewest patients.
         """
+        # A target is 0 if the patient has no label for the classifier.
         targets = self.machines.make_targets(self.held_out_data.labels)
         numbers = np.count_nonzero(targets, axis=0)
         return min((int(number) for number in numbers if number), default=0)

@@ -156,8 +156,9 @@ def read_numbered_lines(path: Path) -> Iterator[tuple[int, str | None]]:
 def _read_utf8_pieces(path: Path, mark: int) -> Iterator[tuple[str | None, bool]]:
     """Yield (text, ends_line) for each piece of a UTF-8 file.
 
-    A line of up to `_LONGEST_LINE` bytes is one piece, and a longer one has several.
-    The caller does not use any piece of a longer line.
+    A line of up to `_LONGEST_LINE` bytes is one piece. A longer line is no row of a
+    table: it comes in several pieces, so that it is never in memory as a whole, and the
+    caller uses none of them.
 
     Args:
         path: The file.
@@ -172,7 +173,8 @@ def _read_utf8_pieces(path: Path, mark: int) -> Iterator[tuple[str | None, bool]
             file.read(mark)
             while data := file.readline(_LONGEST_LINE):
                 ends_line = len(data) < _LONGEST_LINE or data.endswith(b"\n")
-                yield _decode(data) if ends_line else None, ends_line
+                text = _decode(data) if ends_line else None
+                yield text, ends_line
         except READ_ERRORS as error:
             raise make_incomplete_error(path, error) from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -146,20 +145,23 @@ def rename_repeated_ids(
         problems: Collects the repeated ids, except those made by a reader.
     """
     items = list(read_documents)
+    # A new id must not be the id of any document, nor of a later one.
     used = {item.document.id for item in items}
-    last_number: Counter[str] = Counter()
+    last_number: dict[str, int] = {}
     documents: list[Document] = []
     for document, path, line, _ in items:
         original = document.id
-        if original in last_number:
-            if line != DERIVED_ID:
-                problems.note_repeated_id(path, line)
-            number = last_number[original] + 1
-            while f"{original}~{number}" in used:
-                number += 1
-            document = replace(document, id=f"{original}~{number}")
-            used.add(document.id)
-            last_number[original] = number
-        last_number[document.id] = 1
-        documents.append(document)
+        if original not in last_number:
+            last_number[original] = 1
+            documents.append(document)
+            continue
+        if line != DERIVED_ID:
+            problems.note_repeated_id(path, line)
+        number = last_number[original] + 1
+        while f"{original}~{number}" in used:
+            number += 1
+        renamed = replace(document, id=f"{original}~{number}")
+        used.add(renamed.id)
+        last_number[original] = number
+        documents.append(renamed)
     return tuple(documents)
