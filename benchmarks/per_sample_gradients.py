@@ -10,7 +10,7 @@ are compared in float64 (each sentence's source gradient and the batch's target
 gradient). Then they are timed in turns, in float32; times are medians. The loop computes
 both gradients of one sentence after another, as Algorithm 2 does.
 
-Expected: at least 2 times as fast for the smaller model.
+Expected: about twice as fast for the smaller model.
 """
 
 from __future__ import annotations
