@@ -112,8 +112,8 @@ def test_large_traffic_is_confirmed_first(
         RichDisplay(console, ask=ask).cost(traffic)
     assert len(questions) == questions_expected
     assert (
-        "at most 10 rounds, each with about 500 MB up and 500 MB down per site; 10 GB per site"
-        in (console.export_text())
+        "at most 10 rounds; in each, a site sends about 500 MB and receives about "
+        "500 MB (10 GB per site" in (console.export_text())
     )
 
 

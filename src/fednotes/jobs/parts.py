@@ -85,8 +85,8 @@ class Traffic:
         down = format_size(self.down / rounds)
         total = format_size(self.up + self.down)
         return (
-            f"federated: at most {self.rounds:,} rounds, each with about {up} up and "
-            f"{down} down per site; {total} per site in total"
+            f"federated: at most {self.rounds:,} rounds; in each, a site sends about "
+            f"{up} and receives about {down} ({total} per site in all rounds)"
         )
 
 

@@ -105,6 +105,6 @@ def describe_pooled(unshared: Sequence[str]) -> str:
     )
     lack = f"some sites lack {names}" if unshared else "the sites' tag sets differ"
     return (
-        f"{lack}, so the pooled model has an output layer for each site on top of the "
-        "layers that all notes train; federated training may score higher than it"
+        f"{lack}, so the pooled model has an output layer for each site, and all notes "
+        "train the layers below; a federated model may score higher than such a model"
     )

@@ -101,7 +101,10 @@ def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
     output = run_ledger("show", str(kit), "--tail", "2")
     assert output.index("run run-1") < output.index("run run-2")
     assert "12,345" in output
-    assert "refused: the site sent a reason instead of an update" in output
+    assert (
+        "refused: this site's rules kept the answer back; only the reason left"
+        in output
+    )
     assert "2 of 4 lines" in output
     assert lines[3]["sha256"][:8] in output
     assert "1 of 1 lines" in run_ledger(

@@ -117,7 +117,7 @@ def ledger_show(
     for name, lines_of_run in lines_by_run.items():
         console.print(_make_table(name, lines_of_run))
     if any(line.get("refusal") for line in lines):
-        say("refused: the site sent a reason instead of an update")
+        say("refused: this site's rules kept the answer back; only the reason left")
     say(
         f"{len(lines):,} of {len(all_lines):,} lines; each tensor's name, shape and "
         "norm: --json"
