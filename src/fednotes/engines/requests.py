@@ -558,12 +558,14 @@ class Participants:
         def list_present() -> tuple[str, ...]:
             return tuple(site for site in self.present if site in sites)
 
-        if not self._started:
-            # At the start, every site counts as away, so wait until enough are back.
-            self._ask_whether_back(sites, least, self.patience.timeout)
-        elif self.away and self.clock() - self._knocked >= self.patience.knock_every:
+        if (
+            self._started
+            and self.away
+            and self.clock() - self._knocked >= self.patience.knock_every
+        ):
             # From time to time, let any site come back, but wait only briefly.
             self._ask_whether_back(self.sites, 0, self.patience.knock)
+        # At the start, every site counts as away, so the loop begins with a question.
         while True:
             if prepare:
                 self.catch_up(list_present())

@@ -325,14 +325,12 @@ def encode_pointers(
     split: SplitPassages,
     limits: PointerLimits,
 ) -> PointerCorpus:
-    """Encode documents as sub-words and entities; all types count as annotated.
+    """Encode documents as sub-words and entities.
 
-    If a single entity exceeds a limit, its first piece is kept; if a single word does,
-    its first sub-words are kept.
-
-    Indices count four things: all words of the documents; the words that are read,
-    which have sub-words; the sub-words of the documents; and the pieces into which
-    sentences are cut, which are the sentences of the corpus.
+    All types of the tag set count as types that the site annotates (`known`).
+    Sentences are cut into pieces within the limits, and the pieces are the sentences of
+    the corpus. If a single entity exceeds a limit, its first piece is kept; if a single
+    word does, its first sub-words are kept.
 
     Args:
         documents: Texts with their annotation.
@@ -353,41 +351,65 @@ def encode_pointers(
         words.offsets,
         _find_document_bounds(len(documents), words.document, words.bounds),
     )
+    # (pieces + 1,) piece p has the words cuts[p]:cuts[p + 1]
     cuts = _cut_into_pieces(words.bounds, words.begin, words.end, entities, limits)
+    # (pieces,) each piece's first sub-word, over all documents, and its number of
+    # sub-words; a word that is too long is cut off.
+    piece_begin = words.begin[cuts[:-1]]
+    piece_lengths = np.minimum(words.end[cuts[1:]] - piece_begin, limits.subwords)
+    first, last = _find_places_in_pieces(words, piece_begin, piece_lengths, cuts)
 
-    # (pieces,) index of the first sub-word of each piece, over all documents, and its
-    # number of sub-words; a word that is too long is cut off.
-    piece_start = words.begin[cuts[:-1]]
-    lengths = np.minimum(words.end[cuts[1:]] - piece_start, limits.subwords)
-    # (words,) the same start for each word of a piece, and the place of the last
-    # sub-word within the piece.
-    words_in_piece = np.diff(cuts)
-    start_by_word = np.repeat(piece_start, words_in_piece)
-    last_by_word = np.repeat(lengths, words_in_piece) - 1
-
-    sentence = np.searchsorted(words.bounds, cuts[:-1], side="right") - 1
+    sentence_of_piece = np.searchsorted(words.bounds, cuts[:-1], side="right") - 1
     encoded = replace(
         all_words,
-        sentence_document=words.document[sentence],
+        sentence_document=words.document[sentence_of_piece],
         bounds=cuts,
         offsets=words.offsets,
         form=words.form,
         tags=np.zeros(len(words.offsets), np.int64),
     )
+    subwords_in_pieces = concatenate_ranges(piece_begin, piece_lengths)
     corpus = PointerCorpus(
         encoded=encoded,
         known=frozenset(tagset.types),
-        lengths=lengths,
+        lengths=piece_lengths,
         limits=limits,
-        ids=subwords.ids[concatenate_ranges(piece_start, lengths)].astype(np.int64),
-        bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        first=np.minimum(words.first - start_by_word, last_by_word),
-        last=np.minimum(words.last - start_by_word, last_by_word),
+        ids=subwords.ids[subwords_in_pieces].astype(np.int64),
+        bounds=np.concatenate([[0], np.cumsum(piece_lengths)]).astype(np.int64),
+        first=first,
+        last=last,
         # `_replace_entities` adds the entities.
         entities=np.zeros((0, 3), np.int64),
         entity_bounds=np.zeros(len(cuts), np.int64),
     )
     return _replace_entities(corpus, entities)
+
+
+def _find_places_in_pieces(
+    words: _WordsWithSubwords,
+    piece_begin: np.ndarray,
+    piece_lengths: np.ndarray,
+    cuts: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of each word's first and last sub-word in its piece.
+
+    A sub-word beyond the end of a piece has the place of the piece's last one.
+
+    Args:
+        words: The words.
+        piece_begin: (pieces,) index of each piece's first sub-word.
+        piece_lengths: (pieces,) number of each piece's sub-words.
+        cuts: (pieces + 1,) piece p has the words cuts[p]:cuts[p + 1].
+
+    Returns:
+        Two arrays (words,).
+    """
+    words_in_piece = np.diff(cuts)
+    begin = np.repeat(piece_begin, words_in_piece)
+    last_place = np.repeat(piece_lengths, words_in_piece) - 1
+    first = np.minimum(words.first - begin, last_place)
+    last = np.minimum(words.last - begin, last_place)
+    return first, last
 
 
 @dataclass(frozen=True, eq=False)

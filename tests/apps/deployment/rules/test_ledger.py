@@ -565,8 +565,10 @@ def test_removed_swapped_and_inserted_lines_are_located(tmp_path: Path) -> None:
     for removed in range(5):
         named_faults = faults(good[:removed] + good[removed + 1 :])
         assert list(named_faults) == [removed + 1]
-        assert f"number {removed + 1}, was removed" in named_faults[removed + 1]
-    assert "2 to 4, was removed" in faults(good[:1] + good[4:])[2]
+        problem = f"number {removed + 1}, which came before it, was removed"
+        assert problem in named_faults[removed + 1]
+    problem = "numbers 2 to 4, which came before it, were removed"
+    assert problem in faults(good[:1] + good[4:])[2]
     assert faults(good[:5]) == {
         5: "is the last line, but 1 more was written: the end is missing"
     }

@@ -934,46 +934,104 @@ class SiteGuard:
         if update is None:  # for a new update, the host has called `require_room`
             self._require_room_for_line()
         message = decode_reply(reply, checked=True)
-        counted_question = self._name_question(request, question)
+        is_refusal = message.update is None
         is_of_engine = request.task.startswith(OURS)
-        if message.update is None and question and not is_of_engine:
+        counted_question = self._name_question(request, question)
+        if is_refusal and question and not is_of_engine:
             # Another process may have used the last round since `check_refusal`.
             self._require_round_for_refusal(request, counted_question)
-        method_update: _UpdateFacts | None
-        if update is not None:
-            method_update = self._describe_update(request, update, counted_question)
-        else:
-            reply_hash = hashlib.sha256(reply).hexdigest()
-            method_update = self._recall_update(request, message, reply_hash)
-        # A refusal and a reply of the engine itself contain no update of the method.
+
+        method_update = self._find_method_update(
+            request, reply, message, update, counted_question
+        )
         facts = method_update or _UpdateFacts(
             request.number, request.task, request.round
         )
         spent = None
         if message.update is not None:
-            # A task may take hours, in which people may withdraw the approval.
-            require_approved(
-                self._kit, self._site, self._table, policy=self._read_policy()
-            )
-            # A reply of the engine itself shows no values of notes, so the rules for
-            # updates that the server can read do not apply.
-            is_hidden = self._secure or method_update is None
-            shows_scores = not self._secure and bool(message.update.metrics)
-            spent = self._check_update(
-                facts, size=len(reply), secure=is_hidden, scores=shows_scores
+            spent = self._check_contents(
+                facts,
+                has_metrics=bool(message.update.metrics),
+                has_method_update=method_update is not None,
+                size=len(reply),
             )
 
         scores_question = ""
-        if request.task == SCORES and message.update is not None:
-            # The scores are no update, but each model whose scores leave counts as a
-            # round (`_check_scores`). The line therefore says which model it is.
+        if request.task == SCORES and not is_refusal:
+            # A site's own scores contain no update, but `max_rounds` limits the number
+            # of models whose scores leave. The line therefore identifies the model.
             scores_question = question.hex()
             self._check_scores(scores_question)
+
         recorded = _choose_recorded_facts(facts, message, counted_question)
         entry = self._make_entry(
             reply, message, recorded, reason, scores_question, spent
         )
         self._append_to_ledger(entry)
+
+    def _find_method_update(
+        self,
+        request: Request,
+        reply: Frame,
+        message: Reply,
+        update: Update | None,
+        question: str,
+    ) -> _UpdateFacts | None:
+        """Return the facts of the method's update in a reply.
+
+        Args:
+            request: The request that the reply answers.
+            reply: The encoded reply.
+            message: The decoded reply.
+            update: The update, if it was just computed; see `check_reply`.
+            question: The question that it answers, as the ledger names it.
+
+        Returns:
+            The facts; None for a refusal and for a reply of the engine itself, unless
+            it is a masked update.
+
+        Raises:
+            RefusedError: The reply contains an earlier update that is no longer known.
+        """
+        if update is not None:
+            return self._describe_update(request, update, question)
+        if message.update is None:
+            return None
+        is_of_engine = request.task.startswith(OURS)
+        if not is_of_engine:
+            return self._look_up_update(request, hashlib.sha256(reply).hexdigest())
+        is_masked = WORDS in message.attached.tensors
+        return self._recall_masked_update(request) if is_masked else None
+
+    def _check_contents(
+        self,
+        facts: _UpdateFacts,
+        *,
+        has_metrics: bool,
+        has_method_update: bool,
+        size: int,
+    ) -> SpentBudget | None:
+        """Check a reply that is not a refusal against the approval and the policy.
+
+        Args:
+            facts: The facts of its update.
+            has_metrics: Whether it has counts that the server can read.
+            has_method_update: Whether it contains an update of the method, plain or
+                masked. Other replies of the engine show no values of notes, so the
+                rules for updates that the server can read do not apply.
+            size: Size of the message in bytes.
+
+        Returns:
+            What the job has spent of the privacy budget; None as in `_check_update`.
+        """
+        # A task may take hours, in which people may withdraw the approval.
+        require_approved(self._kit, self._site, self._table, policy=self._read_policy())
+        return self._check_update(
+            facts,
+            size=size,
+            secure=self._secure or not has_method_update,
+            scores=has_metrics and not self._secure,
+        )
 
     def _make_entry(
         self,
@@ -1114,27 +1172,15 @@ class SiteGuard:
         )
         return self._newest_update
 
-    def _recall_update(
-        self, request: Request, message: Reply, sha256: str
-    ) -> _UpdateFacts | None:
-        """Return the facts of the earlier update in a reply; None if it has none.
+    def _recall_masked_update(self, request: Request) -> _UpdateFacts:
+        """Return the facts of the update that a masked message contains.
 
-        Args:
-            request: The request that the reply answers.
-            message: The decoded reply.
-            sha256: Hash of the encoded reply.
+        The method's request computed the update, and a later request of the engine asks
+        for it in masked form. So it is the newest update of this process, if any.
 
         Raises:
             RefusedError: The update is no longer known.
         """
-        if message.update is None:
-            return None
-        is_of_engine = request.task.startswith(OURS)
-        if not is_of_engine:
-            return self._look_up_update(request, sha256)
-        is_masked = WORDS in message.attached.tensors
-        if not is_masked:
-            return None
         newest = self._newest_update
         if newest is None or newest.number != request.counted.get(self._site):
             raise RefusedError(

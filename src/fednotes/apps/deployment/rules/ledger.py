@@ -1038,27 +1038,33 @@ class _LineChecker:
             )
 
     def find_misplaced_lines(self) -> Iterator[Fault]:
-        """Yield a fault for each line that was moved, inserted or follows a gap.
+        """Yield a fault for each line that was moved or inserted, or follows a gap.
 
         Call it after all lines were added, because a number that seems to be missing
         may come later.
         """
         for line, due, number in self._jumps:
-            first_position = self._positions[number]
-            is_repeated = number < due and first_position != line
+            first_line = self._positions[number]
+            # A number below the due one is that of an earlier line (a duplicate), or
+            # its line was moved down.
+            is_duplicate = number < due and first_line != line
             is_due_number_elsewhere = due in self._positions
-            if is_repeated:
+            if is_duplicate:
                 problem = (
-                    f"has number {number}, as line {first_position}: one of them was "
+                    f"has number {number}, as line {first_line}: one of them was "
                     "inserted"
                 )
             elif number < due or is_due_number_elsewhere:
                 problem = f"has number {number} where {due} is due: lines were moved"
-            else:
-                missing = f"{due}" if number == due + 1 else f"{due} to {number - 1}"
+            elif number == due + 1:
                 problem = (
-                    f"has number {number}: the line before it, number {missing}, was "
-                    "removed"
+                    f"has number {number}: the line with number {due}, which came "
+                    "before it, was removed"
+                )
+            else:
+                problem = (
+                    f"has number {number}: the lines with numbers {due} to "
+                    f"{number - 1}, which came before it, were removed"
                 )
             yield Fault(line, problem)
 
