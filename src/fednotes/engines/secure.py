@@ -409,15 +409,16 @@ class SecureSeal:
     def _mask(
         self, pending: _Pending, terms: wire.Terms, attached: Attached
     ) -> Attached:
-        """Return the masked update, or the reason why it needs a new exchange.
+        """Return the masked update, or a request for a new exchange.
 
-        A new exchange is needed if the site's counts are not those agreed on, if this
-        one cannot be used (`again`), or if values exceed the limits (`wide`).
+        The answer asks for a new exchange if the site's counts are not those agreed on,
+        if this exchange cannot be used (`again`), or if values exceed the limits
+        (`wide`).
 
         Raises:
             RefusedError: The terms have impossible limits.
             TrainingError: The values are beyond the widest limits, or too many limits
-                were tried; see `_give_up`.
+                were tried; the update is dropped (`_give_up`).
         """
         masking = self._start_masking(pending, terms)
         names = pending.update.metrics.keys()
@@ -425,10 +426,11 @@ class SecureSeal:
             return wire.pack(
                 replace(masking, again="counts that the sites did not agree on")
             )
+        # The server chose the limits; each is an exponent of two.
         if not all(abs(exponent) <= BITS for exponent in terms.limits.values()):
             raise RefusedError("a request of the secure sum has impossible limits")
 
-        has_widest_limits = not terms.limits  # the meaning of terms without limits
+        has_widest_limits = not terms.limits  # terms without limits have the widest
         grid = self._digest_grid(pending, terms.limits)
         tries = self._count_try(pending, grid)
         try:

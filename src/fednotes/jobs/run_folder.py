@@ -377,7 +377,7 @@ def read_job_record(run: Path) -> dict[str, Any]:
     """Return the content of a run's job.json.
 
     Raises:
-        ConfigError: The file is missing or damaged.
+        ConfigError: There is no such run, or the file is missing or damaged.
     """
     if not run.is_dir():
         near = [str(each) for each in list_runs_near(run)]

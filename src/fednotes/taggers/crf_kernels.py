@@ -6,7 +6,7 @@ result depends on other sentences, on padding or on thread settings.
 
 Most work is done in `crf_lanes.py`, on eight sentences at a time. The recursions in log
 space below compute log Z and the expected counts of sentences on which the scaled
-algorithm there is not precise.
+algorithm there may lose precision.
 
 Arguments of the kernels are emissions (batch, tokens, tags), lengths (batch,), start
 and end (1, tags), transitions (tags, tags) [from, to], and gold (batch, tokens), the

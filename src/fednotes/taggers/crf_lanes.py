@@ -326,18 +326,18 @@ def _order_by_length(lengths, tokens):
 
 
 @part
-def _choose_group(order, begin, lengths, sentences, sizes, ends):
+def _choose_group(order, begin, lengths, sentences, group_lengths, last_positions):
     """Set the numbers, lengths and last positions of a group's sentences.
 
     Returns the number of sentences. The last one also fills the lanes that remain.
     """
-    members = min(LANES, order.size - begin)
+    group_size = min(LANES, order.size - begin)
     for lane in range(LANES):
-        n = order[begin + min(lane, members - 1)]
+        n = order[begin + min(lane, group_size - 1)]
         sentences[lane] = n
-        sizes[lane] = lengths[n]
-        ends[0, 0, lane] = lengths[n] - 1
-    return members
+        group_lengths[lane] = lengths[n]
+        last_positions[0, 0, lane] = lengths[n] - 1
+    return group_size
 
 
 # ---- parts of the scaled algorithm ---------------------------------------------------
@@ -414,14 +414,14 @@ def _exponentiate_all_scores(start, transitions, end, exp_start, matrix, exp_end
 
 
 @part
-def _set_factors(emissions, begins, shortest, longest, ends, factors, shifts):
+def _set_factors(emissions, begins, shortest, longest, last_positions, factors, shifts):
     """Set factors to exp(emission - maximum), 0 after a sentence's end.
 
     shifts is set to Σ maximum_t.
     """
     tags = emissions.shape[2]
     numbers = emissions.reshape(emissions.size)
-    end = _load(ends, 0, 0)
+    last = _load(last_positions, 0, 0)
     shift = _spread(0.0)
     for t in range(longest):
         position = _spread(float(t))
@@ -430,13 +430,13 @@ def _set_factors(emissions, begins, shortest, longest, ends, factors, shifts):
             x = _gather(numbers, begins, t * tags + j)
             _store(factors, t, j, x)
             maximum = _select_where_less(maximum, x, x, maximum)
-        shift = shift + _select_where_less(end, position, 0.0, maximum)
+        shift = shift + _select_where_less(last, position, 0.0, maximum)
         for j in range(tags):
             _store(factors, t, j, _compute_exp(_load(factors, t, j) - maximum))
         if t >= shortest:
             for j in range(tags):
                 factor = _load(factors, t, j)
-                _store(factors, t, j, _select_where_less(end, position, 0.0, factor))
+                _store(factors, t, j, _select_where_less(last, position, 0.0, factor))
     _store(shifts, 0, 0, shift)
 
 
@@ -488,14 +488,14 @@ def _find_smallest(messages, t, tags, smallest):
 
 @part
 def _run_forward(  # noqa: PLR0913 - the arrays of a compiled kernel
-    longest, exp_start, matrix, factors, alpha, ends, exponents, smallest
+    longest, exp_start, matrix, factors, alpha, last_positions, exponents, smallest
 ):
     """Set alpha to the messages that leave each position, from the first token on.
 
     exponents is set to Σ n over the scales 2**-n, smallest to the smallest message.
     """
     tags = matrix.shape[0]
-    end = _load(ends, 0, 0)
+    last = _load(last_positions, 0, 0)
     exponent = _spread(0.0)
     least = _spread(1.0)
     for t in range(longest):
@@ -509,15 +509,15 @@ def _run_forward(  # noqa: PLR0913 - the arrays of a compiled kernel
         least = _find_smallest(alpha, t, tags, least)
         if t % 4 == 3:
             n = _rescale(alpha, t, tags)
-            exponent = exponent + _select_where_less(end, float(t), 0.0, n)
+            exponent = exponent + _select_where_less(last, float(t), 0.0, n)
     _store(exponents, 0, 0, exponent)
     _store(smallest, 0, 0, least)
 
 
 @part
 def _run_backward(  # noqa: PLR0913 - the arrays of a compiled kernel
-    shortest, longest, exp_end, matrix_t, factors, alpha, beta, ends, smallest,
-    begins, gold, sentences, lengths, unary,
+    shortest, longest, exp_end, matrix_t, factors, alpha, beta, last_positions,
+    smallest, begins, gold, sentences, lengths, unary,
 ):  # fmt: skip
     """Replace factors by the messages `after`, and alpha by alpha_t / Σ alpha_t beta_t.
 
@@ -527,7 +527,7 @@ def _run_backward(  # noqa: PLR0913 - the arrays of a compiled kernel
     """
     posteriors = unary.reshape(unary.size)
     tags = matrix_t.shape[0]
-    end = _load(ends, 0, 0)
+    last = _load(last_positions, 0, 0)
     after = factors
     least = _spread(1.0)
     for j in range(tags):
@@ -539,13 +539,14 @@ def _run_backward(  # noqa: PLR0913 - the arrays of a compiled kernel
             for j in range(tags):
                 arriving = _load(beta, 0, j)
                 ending = _spread_element(exp_end, 0, j)
-                _store(beta, 0, j, _select_where_equal(end, position, ending, arriving))
+                message = _select_where_equal(last, position, ending, arriving)
+                _store(beta, 0, j, message)
         for j in range(tags):
             _store(after, t, j, _load(beta, 0, j) * _load(factors, t, j))
         least = _find_smallest(after, t, tags, least)
         if t % 4 == 3:
             _rescale(after, t, tags)
-        _normalise(alpha, beta, t, tags, end)
+        _normalise(alpha, beta, t, tags, last)
         for j in range(tags):
             _scatter(posteriors, begins, t * tags + j, _load(beta, 0, j))
         if gold.size:
@@ -554,7 +555,7 @@ def _run_backward(  # noqa: PLR0913 - the arrays of a compiled kernel
 
 
 @part
-def _normalise(alpha, beta, t, tags, end):
+def _normalise(alpha, beta, t, tags, last):
     """Divide alpha[t] by Σ alpha[t] beta[0], and set beta[0] to the posteriors.
 
     Both are 0 after a sentence's end.
@@ -562,7 +563,7 @@ def _normalise(alpha, beta, t, tags, end):
     total = _spread(0.0)
     for j in range(tags):
         total = total + _load(alpha, t, j) * _load(beta, 0, j)
-    scale = _select_where_less(end, float(t), 0.0, _spread(1.0) / total)
+    scale = _select_where_less(last, float(t), 0.0, _spread(1.0) / total)
     for j in range(tags):
         scaled = _load(alpha, t, j) * scale
         _store(alpha, t, j, scaled)
@@ -625,9 +626,9 @@ def _write_expected_transitions(pair_sums, matrix, sentences, pairs):
 
 
 @part
-def _subtract_transitions(gold, members, sentences, lengths, pairs):
+def _subtract_transitions(gold, group_size, sentences, lengths, pairs):
     """Subtract the gold transitions of the sentences n of a group from pairs[n]."""
-    for lane in range(members):
+    for lane in range(group_size):
         n = sentences[lane]
         for t in range(1, lengths[lane]):
             pairs[n, gold[n, t - 1], gold[n, t]] -= 1.0
@@ -647,7 +648,7 @@ def _sum_last_position(alpha, exp_end, last_place, lane, tags):
 
 @part
 def _write_log_z(  # noqa: PLR0913 - the arrays of a compiled kernel
-    alpha, exp_end, tags, maxima, shifts, exponents, smallest, members, sentences,
+    alpha, exp_end, tags, maxima, shifts, exponents, smallest, group_size, sentences,
     lengths, log_z, fits,
 ):  # fmt: skip
     """Set log_z[n] and fits[n] of the sentences n of a group, from forward messages.
@@ -657,7 +658,7 @@ def _write_log_z(  # noqa: PLR0913 - the arrays of a compiled kernel
     sums exponents). log Z gets all these back.
     """
     max_start, max_transition, max_end = maxima
-    for lane in range(members):
+    for lane in range(group_size):
         n = sentences[lane]
         length = lengths[lane]
         total = _sum_last_position(alpha, exp_end, length - 1, lane, tags)
@@ -670,13 +671,14 @@ def _write_log_z(  # noqa: PLR0913 - the arrays of a compiled kernel
 
 @part
 def _write_pairs(  # noqa: PLR0913 - the arrays of a compiled kernel
-    longest, alpha, after, matrix, pair_sums, gold, members, sentences, lengths, pairs
-):
+    longest, alpha, after, matrix, pair_sums, gold, group_size, sentences, lengths,
+    pairs,
+):  # fmt: skip
     """Set pairs[n] to the expected transitions, less those of gold, of a group."""
     _count_pairs(longest, alpha, after, pair_sums)
     _write_expected_transitions(pair_sums, matrix, sentences, pairs)
     if gold.size:
-        _subtract_transitions(gold, members, sentences, lengths, pairs)
+        _subtract_transitions(gold, group_size, sentences, lengths, pairs)
 
 
 _SCORES = "float64[:, ::1], float64[:, ::1], float64[:, ::1]"
@@ -695,15 +697,17 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
 ):  # fmt: skip
     """Set log_z (batch,) to log Z and, with `with_counts`, the expected counts.
 
-    unary (batch, tokens, tags) are the posteriors, 0 after a sentence's end, and pairs
-    (batch, tags, tags) are the expected transitions. Unless gold (batch, tokens) is
-    empty, the counts of these tags are subtracted. Other arguments are as in
-    `crf_kernels.py`. Returns the number of sentences for which the algorithm is not
-    precise: for such a sentence, fits (batch,) is False and its other results are
-    undefined.
+    The expected counts are unary (batch, tokens, tags), the posteriors, which are 0
+    after a sentence's end, and pairs (batch, tags, tags), the expected transitions.
+    Unless gold (batch, tokens) is empty, the counts of these tags are subtracted. Other
+    arguments are as in `crf_kernels.py`.
+
+    Returns the number of sentences for which the algorithm may lose precision. For such
+    a sentence, fits (batch,) is set to False and its other results are undefined.
     """
     batch, tokens, tags = emissions.shape
-    columns = (tags + 3) // 4 * 4  # fours of tags and of positions: see the module
+    # Four tags and four positions are computed at once; see the module's docstring.
+    columns = (tags + 3) // 4 * 4
     positions = tokens + 4
     exp_start = np.zeros((1, columns))
     exp_end = np.zeros((1, columns))
@@ -725,42 +729,47 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
     beta = _make_aligned_array(1, columns)
     pair_sums = _make_aligned_array(tags, tags)
     # One number for each lane:
-    ends = _make_aligned_array(1, 1)
+    last_positions = _make_aligned_array(1, 1)
     shifts = _make_aligned_array(1, 1)
     exponents = _make_aligned_array(1, 1)
     smallest_alpha = _make_aligned_array(1, 1)
     smallest_after = _make_aligned_array(1, 1)
     sentences = np.empty(LANES, np.int64)
-    sizes = np.empty(LANES, np.int64)
+    group_lengths = np.empty(LANES, np.int64)
 
     for begin in range(0, batch, LANES):
-        members = _choose_group(order, begin, lengths, sentences, sizes, ends)
-        shortest = sizes[0]
-        longest = sizes[members - 1]
+        group_size = _choose_group(
+            order, begin, lengths, sentences, group_lengths, last_positions
+        )
+        shortest = group_lengths[0]
+        longest = group_lengths[group_size - 1]
         begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
 
-        _set_factors(emissions, begins, shortest, longest, ends, factors, shifts)
-        _run_forward(
-            longest, exp_start, matrix, factors, alpha, ends, exponents, smallest_alpha
+        _set_factors(
+            emissions, begins, shortest, longest, last_positions, factors, shifts
         )
+        _run_forward(
+            longest, exp_start, matrix, factors, alpha, last_positions, exponents,
+            smallest_alpha,
+        )  # fmt: skip
         _write_log_z(
-            alpha, exp_end, tags, maxima, shifts, exponents, smallest_alpha, members,
-            sentences, sizes, log_z, fits,
+            alpha, exp_end, tags, maxima, shifts, exponents, smallest_alpha, group_size,
+            sentences, group_lengths, log_z, fits,
         )  # fmt: skip
         if not with_counts:
             continue
 
         _run_backward(
-            shortest, longest, exp_end, matrix_t, factors, alpha, beta, ends,
-            smallest_after, begins, gold, sentences, sizes, unary,
+            shortest, longest, exp_end, matrix_t, factors, alpha, beta, last_positions,
+            smallest_after, begins, gold, sentences, group_lengths, unary,
         )  # fmt: skip
         # `_run_backward` has normalised alpha and replaced the factors by messages.
         after = factors
         _write_pairs(
-            longest, alpha, after, matrix, pair_sums, gold, members, sentences, sizes,
-            pairs,
+            longest, alpha, after, matrix, pair_sums, gold, group_size, sentences,
+            group_lengths, pairs,
         )  # fmt: skip
-        for lane in range(members):
+        for lane in range(group_size):
             n = sentences[lane]
             # `_run_backward` has set the positions before `longest`.
             unary[n, longest:] = 0.0
@@ -778,8 +787,9 @@ def compute_scaled_partition(  # noqa: PLR0913 - the arrays of a compiled kernel
 
 @part
 def _find_best_scores(  # noqa: PLR0913 - the arrays of a compiled kernel
-    emissions, begins, longest, start, transitions, ends, scores, previous, broken
-):
+    emissions, begins, longest, start, transitions, last_positions, scores, previous,
+    broken,
+):  # fmt: skip
     """Set the best score of each tag at each position, and the tag before it.
 
     Of equal scores, the lower tag wins. broken is set to 1 for sentences with an
@@ -787,7 +797,7 @@ def _find_best_scores(  # noqa: PLR0913 - the arrays of a compiled kernel
     """
     tags = emissions.shape[2]
     numbers = emissions.reshape(emissions.size)
-    end = _load(ends, 0, 0)
+    last = _load(last_positions, 0, 0)
     flags = _spread(0.0)
     for t in range(longest):
         position = _spread(float(t))
@@ -804,7 +814,7 @@ def _find_best_scores(  # noqa: PLR0913 - the arrays of a compiled kernel
             _store(scores, t, j, highest + x)
             _store(previous, t, j, tag)
             flag = _select_where_less(x, np.inf, flags, 1.0)
-            flags = _select_where_less(end, position, flags, flag)
+            flags = _select_where_less(last, position, flags, flag)
     _store(broken, 0, 0, flags)
 
 
@@ -843,21 +853,24 @@ def write_best_tags(emissions, lengths, start, transitions, end, best):
     order = _order_by_length(lengths, tokens)
     scores = _make_aligned_array(tokens, tags)
     previous = _make_aligned_array(tokens, tags)
-    ends = _make_aligned_array(1, 1)
+    last_positions = _make_aligned_array(1, 1)
     broken = _make_aligned_array(1, 1)
     sentences = np.empty(LANES, np.int64)
-    sizes = np.empty(LANES, np.int64)
+    group_lengths = np.empty(LANES, np.int64)
     failed = batch
     for begin in range(0, batch, LANES):
-        members = _choose_group(order, begin, lengths, sentences, sizes, ends)
+        group_size = _choose_group(
+            order, begin, lengths, sentences, group_lengths, last_positions
+        )
+        longest = group_lengths[group_size - 1]
         begins = to_fixed_tuple(sentences * (tokens * tags), LANES)
         _find_best_scores(
-            emissions, begins, sizes[members - 1], start, transitions, ends, scores,
+            emissions, begins, longest, start, transitions, last_positions, scores,
             previous, broken,
         )  # fmt: skip
-        for lane in range(members):
+        for lane in range(group_size):
             n = sentences[lane]
-            last_place = sizes[lane] - 1
+            last_place = group_lengths[lane] - 1
             is_allowed = _trace_back(scores, previous, end, lane, last_place, best[n])
             if broken[0, 0, lane] > 0.0 or not is_allowed:
                 failed = min(failed, n)

@@ -88,8 +88,8 @@ def _list_numbers(
 ) -> tuple[list[float], list[float]]:
     """Return the means and the standard deviations of a column, by row.
 
-    A missing mean is NaN, and a missing deviation 0. Scores are in percent; other
-    numbers (bytes, seconds, errors) are as they are.
+    A missing mean is NaN, and a missing deviation 0. Scores are returned in percent,
+    and other numbers (bytes, seconds, errors) unchanged.
 
     Args:
         table: The table of a grid.
@@ -97,11 +97,10 @@ def _list_numbers(
         column: A column of the table. If the table has no columns, a site: the numbers
             are then its strict F1.
     """
-    factor = 100.0
-    if table["columns"]:
+    has_columns = bool(table["columns"])
+    factor = 1.0 if has_columns and is_plain(column) else 100.0
+    if has_columns:
         numbers = [row["columns"][column] for row in rows]
-        if is_plain(column):
-            factor = 1.0
     else:
         numbers = [row["scores"][column]["strict"]["f1"] for row in rows]
     means = [

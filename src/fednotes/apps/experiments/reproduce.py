@@ -242,7 +242,7 @@ def _find_notes(
 def compare_attention(
     grid: Grid, models: Mapping[str, str], out: Path, *, jobs: Jobs, seed: int
 ) -> dict[str, Any]:
-    """Compare the attention heads of a grid's models.
+    """Compare the attention heads of a grid's models, and return the page about it.
 
     Args:
         grid: A grid with `attention`.

@@ -211,7 +211,7 @@ def agree_on_classes(
     """Return the classes of each disease.
 
     Absent and present are classes if any patient has them. Questionable is a class if
-    enough patients have it; the paper omits it if there are too few.
+    enough patients have it, and at least one; the paper omits it if there are too few.
 
     Args:
         counts: For "absent", "present" and "questionable", (diseases,) numbers of

@@ -441,7 +441,7 @@ class Site(MethodSite):
             counts["frequencies"] = count_document_frequencies(cohort.bags)
         sums = {name: self._round_counts(of_label) for name, of_label in counts.items()}
         patients = round_count(len(cohort), self.count_step)
-        return Update(sums, 1.0, {"patients": float(patients)})
+        return Update(sums, weight=1.0, metrics={"patients": float(patients)})
 
     def prepare(self, tensors: Tensors) -> Update:
         """Begin stage 2: the representation is fixed, so compute the features.

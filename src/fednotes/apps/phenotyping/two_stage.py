@@ -833,6 +833,7 @@ def _list_questionable(
     counts = np.sum(
         [site.train.count_labels()["questionable"] for site in sites], axis=0
     )
+    # If the minimum is 0, a class still needs a patient.
     is_class = counts >= max(config.least_questionable, 1)
     names = zip(sites[0].phenotypes, is_class, strict=True)
     return tuple(name for name, questionable in names if questionable)

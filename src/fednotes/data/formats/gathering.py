@@ -142,7 +142,8 @@ def rename_repeated_ids(
 
     Args:
         read_documents: The documents.
-        problems: Collects the repeated ids, except those made by a reader.
+        problems: Collects the repeated ids, except those that a reader made up
+            (`DERIVED_ID`).
     """
     items = list(read_documents)
     # A new id must not be the id of any document, nor of a later one.

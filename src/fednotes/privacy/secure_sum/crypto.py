@@ -115,9 +115,9 @@ _NONCE = bytes(12)  # constant, because a key seals only one message
 
 
 def seal(key: bytes, text: bytes, associated_data: bytes) -> bytes:
-    """Return `text` encrypted and authenticated; other data are authenticated only.
+    """Return `text` encrypted and authenticated; `associated_data` is not encrypted.
 
-    Never seal two messages with one key.
+    Never seal two messages with one key, because the nonce is fixed.
     """
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
