@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -12,6 +13,10 @@ import pytest
 
 from fednotes.core import store
 from fednotes.core.errors import FednotesError
+from fednotes.core.types import Document
+from fednotes.data.notes import Note
+from fednotes.encoders.token_cache import tokenize_with_cache
+from fednotes.jobs.prediction_files import write_brat
 
 OTHER = os.geteuid() + 1
 
@@ -143,6 +148,78 @@ def test_a_folder_of_another_user_is_refused_with_a_remedy(tmp_path: Path) -> No
         ),
     ):
         store.make_private(tmp_path)
+
+
+@pytest.mark.usefixtures("another_user")
+@pytest.mark.parametrize(
+    "use",
+    [
+        store.create_private_folder,
+        lambda folder: store.write_text(folder / "state.json", "{}"),
+        lambda folder: ExitStack().enter_context(store.reserving_folder(folder)),
+        lambda folder: write_brat([Document("a", "She coughs.", ())], folder),
+    ],
+    ids=["create", "write a file", "reserve", "write brat"],
+)
+def test_a_folder_behind_a_link_of_another_user_is_unchanged(
+    use: Callable[[Path], object], shared: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "a.ann").write_text("precious")
+    (shared / "run").symlink_to(mine)
+    with pytest.raises(
+        (FednotesError, PermissionError),
+        match="another user of this machine has put a link",
+    ):
+        use(shared / "run")
+    assert [path.name for path in mine.iterdir()] == ["a.ann"]
+    assert (mine / "a.ann").read_text() == "precious"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o733, 0o777])
+def test_a_folder_of_another_user_is_refused_whatever_its_permissions(
+    mode: int, tmp_path: Path
+) -> None:
+    """Its owner can change them at any time."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(mode)
+    status = folder.stat()
+    theirs = os.stat_result((*status[:4], OTHER, *status[5:10]))
+    with (
+        mock.patch("os.geteuid", return_value=OTHER + 1),
+        mock.patch.object(Path, "stat", return_value=theirs),
+        pytest.raises(FednotesError, match="belongs to another user"),
+    ):
+        store.make_private(folder)
+
+
+def test_a_folder_that_cannot_be_listed_does_not_pass_as_private(
+    tmp_path: Path,
+) -> None:
+    with (
+        mock.patch("os.scandir", side_effect=PermissionError),
+        pytest.raises(PermissionError),
+    ):
+        store.make_private(tmp_path)
+
+
+def test_nothing_is_written_to_a_cache_of_another_user(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    tokenize = mock.Mock()
+    with (
+        mock.patch.object(Path, "chmod", side_effect=PermissionError),
+        pytest.raises(FednotesError, match="belongs to another user"),
+    ):
+        tokenize_with_cache(
+            lambda: [Note("0", "She coughs.", None, None, "s")],
+            tokenize,
+            fingerprint="f",
+            vocabulary=1,
+            folder=tmp_path,
+        )
+    tokenize.assert_not_called()
 
 
 def test_a_folder_behind_a_link_is_made_private_or_refused(tmp_path: Path) -> None:

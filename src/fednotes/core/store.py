@@ -137,7 +137,12 @@ def replacing(
 
 
 def create_private_folder(path: Path) -> None:
-    """Create a folder and its missing parents, readable only by their owner."""
+    """Create a folder and its missing parents, readable only by their owner.
+
+    Raises:
+        OSError: The folder cannot be created, or another user has put a link there.
+    """
+    path = follow_links(path)
     if not path.exists():
         create_private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -169,10 +174,16 @@ def make_private(folder: Path) -> dict[Path, int]:
         The paths that other users could open, with their earlier permissions.
 
     Raises:
-        FednotesError: A path belongs to another user, so its permissions cannot change.
+        FednotesError: The folder belongs to another user, who could open it again, or
+            it has a path whose permissions cannot change.
+        OSError: The folder cannot be listed.
     """
+    # The machine's administrator may use folders of others, and others may use theirs.
+    if os.geteuid() != 0 and folder.stat().st_uid not in (0, os.geteuid()):
+        raise _make_ownership_error(folder)
+
     closed: dict[Path, int] = {}
-    for place, _, names in os.walk(folder):
+    for place, _, names in os.walk(folder, onerror=_raise_unless_missing):
         for path in (Path(place), *(Path(place, name) for name in names)):
             with suppress(FileNotFoundError):  # it was deleted meanwhile
                 # A link at the folder itself leads to what is written into.
@@ -183,12 +194,23 @@ def make_private(folder: Path) -> dict[Path, int]:
                 try:
                     path.chmod(stat.S_IMODE(mode) & 0o700)
                 except PermissionError as error:
-                    raise FednotesError(
-                        f"{path}: belongs to another user of this machine, and others "
-                        "can open it: use a folder that you own"
-                    ) from error
+                    raise _make_ownership_error(path) from error
                 closed[path] = stat.S_IMODE(mode)
     return closed
+
+
+def _make_ownership_error(path: Path) -> FednotesError:
+    """Return the error for a path that another user could open."""
+    return FednotesError(
+        f"{path}: belongs to another user of this machine, who could open it: use a "
+        "folder that you own"
+    )
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    """Raise the error of listing a folder, unless the folder was deleted meanwhile."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def make_temporary_path(path: Path, ending: str = "tmp") -> Path:
@@ -427,7 +449,7 @@ def streaming_out(path: Path) -> Iterator[IO[bytes]]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _opening_out(_follow_links(path)) as file:
+        with _opening_out(follow_links(path)) as file:
             yield file
     except UnicodeEncodeError as error:
         raise _make_encoding_error(path) from error
@@ -466,8 +488,8 @@ def _opening_out(path: Path) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def _follow_links(path: Path) -> Path:
-    """Return the target of the links at a path.
+def follow_links(path: Path) -> Path:
+    """Return the target of the links at a path to which something is written.
 
     The operating system follows links in the folders of the path.
 
@@ -538,9 +560,11 @@ def reserving_folder(folder: Path) -> Iterator[None]:
 
     Raises:
         BusyError: Another process has locked it; the message names the process.
-        FednotesError: The folder cannot be written.
+        FednotesError: The folder cannot be written, or another user has put a link
+            there.
     """
     with raising_os_errors_as(FednotesError, folder):
+        folder = follow_links(folder)
         is_new = not folder.exists()
         lock_descriptor, folder_descriptor = _lock_folder(folder)
     try:

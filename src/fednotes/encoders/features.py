@@ -22,7 +22,6 @@ import io
 import math
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from fednotes.core.errors import (
     suggest_name,
 )
 from fednotes.core.settings import expand_home
-from fednotes.core.store import lock
+from fednotes.core.store import create_private_folder, lock, make_private
 from fednotes.data.text import Passage
 from fednotes.encoders.elmo import Elmo, find_files
 from fednotes.encoders.encoder import HuggingFaceEncoder
@@ -222,6 +221,18 @@ def find_default_cache() -> Path:
     return Path(os.environ.get("FEDNOTES_CACHE") or "~/.cache/fednotes").expanduser()
 
 
+def open_cache(folder: Path) -> None:
+    """Create the folder of a cache, or make an existing one private.
+
+    Raises:
+        FednotesError: The folder cannot be written, or belongs to another user.
+    """
+    remedy = "; set FEDNOTES_CACHE to a folder of your own"
+    with raising_os_errors_as(FednotesError, folder, ending=remedy):
+        create_private_folder(folder)
+        make_private(folder)
+
+
 def clear_cache(cache: Path) -> int:
     """Remove only the feature files of a cache folder.
 
@@ -346,13 +357,7 @@ class _Store:
     def open(cls, cache: Path, key: str, shape: tuple[int, int, int]) -> _Store:
         """Make the folder private, and return the store of a key."""
         folder = cache / "features"
-        remedy = "; set FEDNOTES_CACHE to a folder of your own"
-        with raising_os_errors_as(
-            FednotesError, folder, ending=remedy, action="be the feature cache"
-        ):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if stat.S_IMODE(folder.stat().st_mode) & 0o077:
-                folder.chmod(0o700)
+        open_cache(folder)
         header = io.BytesIO()
         layout = {"descr": "<f2", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(header, layout)

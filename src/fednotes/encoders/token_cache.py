@@ -34,7 +34,7 @@ from fednotes.core.parsing import read_json
 from fednotes.core.store import trying_to_lock_folder, write_folder
 from fednotes.data.clinical import RECIPE, list_note_sentences
 from fednotes.data.notes import Note, make_patient_key
-from fednotes.encoders.features import clear_cache
+from fednotes.encoders.features import clear_cache, open_cache
 from fednotes.encoders.reading import converting_panics
 
 Tokenize = Callable[[list[str]], list[list[int]]]
@@ -90,6 +90,7 @@ def tokenize_with_cache(
     parts = [str(_FORMAT), content, fingerprint, str(vocabulary), RECIPE]
     key = hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
     path = folder / key
+    open_cache(folder)
     cached = _load(path)
     if cached is not None:
         return cached

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import IO
 
 from fednotes.core.errors import DataError, FednotesError
-from fednotes.core.store import locking_folder, make_temporary_path, streaming_out
+from fednotes.core.store import (
+    follow_links,
+    locking_folder,
+    make_temporary_path,
+    streaming_out,
+)
 from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS
 from fednotes.jobs.prediction_writers import FileFacts, open_writer
@@ -78,19 +83,21 @@ def write_brat(documents: Iterable[Document], out: Path) -> None:
 
     Raises:
         DataError: `out` is a file.
-        FednotesError: The folder cannot be written.
+        FednotesError: The folder cannot be written, or another user has put a link
+            there.
     """
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: brat needs a folder and this is a file")
     stage = make_temporary_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        target = follow_links(out)
         with locking_folder(stage, mode=0o777):
             FORMATS["brat"].write(_make_ids_distinct(documents), stage)
-            if out.exists():
-                _move_files(stage, out)
+            if target.exists():
+                _move_files(stage, target)
             else:
-                os.rename(stage, out)
+                os.rename(stage, target)
     except OSError as error:
         raise FednotesError(
             f"{out}: cannot be written ({error.strerror or error})"

@@ -66,6 +66,7 @@ from fednotes.apps.phenotyping.words import (
 from fednotes.core.errors import DataError, ModelError, TrainingError, needs
 from fednotes.core.tensors import load_state, save_state
 from fednotes.data.notes import Note
+from fednotes.encoders.features import open_cache
 from fednotes.jobs.patient_models import (
     ComputeFeatures,
     PatientNote,
@@ -613,9 +614,13 @@ def compute_with_cache(
         notes: The notes.
         recipe: Identifies the computation; an entry is only used for the same recipe.
         make: Computes the arrays.
+
+    Raises:
+        FednotesError: The cache cannot be written, or belongs to another user.
     """
     if cache is None:
         return make()
+    open_cache(cache)
     path = cache / _make_cache_key(notes, recipe)
     try:
         tensors, _ = load_state(path)
