@@ -20,7 +20,7 @@ from fednotes.core.errors import ConfigError, FednotesError, ModelError, Trainin
 from fednotes.core.federation import State
 from fednotes.core.messages import Attached, Frame, Reply, Request, encode_message
 from fednotes.core.update import Tensors, Update
-from fednotes.engines import deployed
+from fednotes.engines import deployed, requests
 from fednotes.engines.requests import (
     CollectedReplies,
     Event,
@@ -60,6 +60,14 @@ def test_tensors_that_a_site_missed_are_sent_again(tmp_path: Path) -> None:
     assert torch.equal(sent["b"].tensors["x"], x["x"])
     frames = {id(frame) for site, request, frame in net.sent if request.task == "train"}
     assert len(frames) == 2  # sites that are sent the same have the same object
+
+
+def test_a_request_for_several_sites_is_encoded_once(tmp_path: Path) -> None:
+    engine = toys(tmp_path).engine(SITES)
+    with mock.patch.object(requests, "encode_message", wraps=encode_message) as encode:
+        engine.sum("count")
+    encoded = [call.args[0] for call in encode.call_args_list]
+    assert [request.task for request in encoded].count("count") == 1
 
 
 @dataclass

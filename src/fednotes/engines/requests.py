@@ -274,8 +274,10 @@ class Participants:
             least: Minimum number of sites that must answer.
             timeout: Seconds to wait; None for those of `patience`.
         """
+        distinct_requests = {id(request): request for request in requests.values()}
         encoded = {
-            id(request): encode_message(request) for request in requests.values()
+            identity: encode_message(request)
+            for identity, request in distinct_requests.items()
         }
         frames = {site: encoded[id(request)] for site, request in requests.items()}
         collected = CollectedReplies(missing=set(requests))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import io
@@ -14,6 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
+import weakref
 import zipfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +32,8 @@ import pytest
 pytest.importorskip("nvflare")
 
 from intruders import PROJECT, ward_job
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
@@ -448,6 +452,36 @@ def test_replies_arrive_as_sites_answer(tmp_path: Path) -> None:
     # one task a frame
     assert controller.sent == [(same, ["a", "c", "d"]), (second_frame, ["b"])]
     assert len(controller.cancelled) == 2
+
+
+class Forgetful(Pretend):
+    """A controller that notes for each task, as NVFlare does, which sites have it."""
+
+    def broadcast(self, task: Any, fl_ctx: Any, targets: Any = None, **_: Any) -> None:
+        self.task = weakref.ref(task)
+        for site in targets:
+            client_task = ClientTask(Client(site, ""), task)
+            task.client_tasks.append(client_task)
+            task.last_client_task_map[site] = client_task
+            client_task.result = answer(task.data[flare.FRAME])
+            task.result_received_cb(client_task=client_task, fl_ctx=fl_ctx)
+
+    def cancel_task(self, task: Any, *_: Any, **__: Any) -> None:
+        pass
+
+
+def test_a_frame_is_freed_as_soon_as_its_exchange_is_over(tmp_path: Path) -> None:
+    controller = Forgetful({"a": (0.0, answer)})
+    frames = {"a": b"12"}
+    gc.disable()
+    try:
+        replies = transport(controller, tmp_path).exchange(
+            frames, timeout=9, grace=9, enough=1
+        )
+        assert list(replies) == [("a", b"21")]
+        assert controller.task() is None
+    finally:
+        gc.enable()
 
 
 def test_watchers_of_a_run_learn_why_it_pauses(tmp_path: Path) -> None:

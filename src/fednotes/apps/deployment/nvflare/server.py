@@ -201,7 +201,12 @@ class FlareTransport:
         finally:
             for task in tasks:
                 self._controller.cancel_task(task)
-            self._controller.communicator.check_tasks()  # frees the tasks' frames now
+            self._controller.communicator.check_tasks()  # removes the tasks now
+            for task in tasks:
+                # Each of these refers to the task, which would keep its frame in memory
+                # until Python's cyclic garbage collector runs.
+                task.client_tasks.clear()
+                task.last_client_task_map.clear()
             self.failed = dict(exchange.failed)
 
     def _send(
