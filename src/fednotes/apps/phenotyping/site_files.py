@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -32,9 +33,10 @@ from fednotes.apps.phenotyping.note_sets import NoteSet
 from fednotes.apps.phenotyping.obesity import read_obesity
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.wording import format_count
-from fednotes.data.notes import Note, NoteStream, describe_left_out, read_notes
+from fednotes.data.notes import Note, describe_left_out
 from fednotes.jobs.job import Job
 from fednotes.jobs.patient_models import PatientNote
+from fednotes.jobs.site_notes import read_site_notes
 
 T = TypeVar("T")
 
@@ -304,22 +306,11 @@ class _SiteReader:
         where = f"sites.{self._name}.{key}"
         query = self._config.query
         omop = self._config.omop
-        paths = [
+        places = [
             self._job.locate_notes(text, where, query, omop)
             for text in getattr(self._config, key)
         ]
-        config = self._config
-        source = self._name
-
-        def open_stream() -> NoteStream:
-            return read_notes(
-                paths,
-                config.format,
-                config.categories,
-                column=config.column or None,
-                source=source,
-                encoding=config.encoding,
-            )
+        open_stream = partial(read_site_notes, places, self._config, site=self._name)
 
         def read_again() -> Iterator[PatientNote]:
             return map(make_patient_note, open_stream())
@@ -336,11 +327,9 @@ class _SiteReader:
         notes = NoteSet.scan(count_notes_without_patient(), read_again)
         skipped = describe_left_out(stream.counts)
         if not notes.by_patient:
-            places = ", ".join(map(str, paths))
+            names = ", ".join(map(str, places))
             but = f" but {skipped}" if skipped else ""
-            raise ConfigError(
-                f"found no usable notes in {places}{but}: check the paths"
-            )
+            raise ConfigError(f"found no usable notes in {names}{but}: check the paths")
         if skipped:
             self._messages.append(f"{name} left out: {skipped}")
         if without_patient:

@@ -14,7 +14,7 @@ from pathlib import Path
 from fednotes.core.types import Document
 from fednotes.data import synthetic
 from fednotes.data.formats import read
-from fednotes.data.notes import Note, read_notes
+from fednotes.data.notes import Note
 from fednotes.data.notes.sites import (
     NoteCorpus,
     SiteNotes,
@@ -31,6 +31,7 @@ from fednotes.jobs.job import (
     Sites,
     SyntheticConfig,
 )
+from fednotes.jobs.site_notes import read_site_notes
 from fednotes.privacy.secure_sum.crypto import join_parts
 
 
@@ -71,18 +72,9 @@ def _open_corpora(job: Job) -> Iterator[NoteCorpus]:
             job.locate_notes(path, f"sites.{name}.path", site.query, site.omop)
             for path in site.files
         ]
-        source = partial(
-            read_notes,
-            paths,
-            site.format,
-            site.categories,
-            column=site.column or None,
-            source=name,
-            encoding=site.encoding,
-        )
         yield NoteCorpus(
             name,
-            source,
+            partial(read_site_notes, paths, site, site=name),
             ", ".join(map(str, paths)),
             site.valid_fraction,
             site.max_notes,

@@ -11,6 +11,7 @@
   all. `ServerMessageFilter` drops all messages but those that a run needs. NVFlare's
   server also ends a run whose result it cannot decode, or one of whose sites reports a
   failure; `outlive_unreadable_results` and `outlive_reported_failures` prevent that.
+  `shorten_debug_texts` keeps a large message from blocking the server.
 - **Submissions.** NVFlare's server stores a job with whatever facts its submitter gave
   it, such as a name that is a list, and then fails to list any job.
   `refuse_odd_submissions` makes it accept only facts that `kit.py` writes.
@@ -98,6 +99,7 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.hci.client.file_transfer import FileTransferModule
     from nvflare.fuel.hci.proto import ProtoKey
     from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
+    from nvflare.fuel.utils.buffer_list import ConsumableBufferList
     from nvflare.lighter import utils
     from nvflare.private.admin_defs import Message as Order
     from nvflare.private.admin_defs import error_reply
@@ -577,6 +579,15 @@ def outlive_unreadable_results() -> None:
     result counts as not received.
     """
     cell._is_server_job_cell = lambda _: False
+
+
+def shorten_debug_texts() -> None:
+    """Leave the bytes of received messages out of the lines of NVFlare's debug log.
+
+    NVFlare builds these lines even if that log is off. A message of 120 MB would become
+    a text of 400 MB, which no other thread can interrupt.
+    """
+    ConsumableBufferList.__repr__ = lambda chunks: f"<{len(chunks)} chunks>"
 
 
 def obey_only_the_server(fl_ctx: FLContext) -> None:

@@ -29,6 +29,7 @@ from fednotes.apps.deployment.nvflare.gate import (
     outlive_unreadable_results,
     permitting_download,
     permitting_upload,
+    shorten_debug_texts,
 )
 from fednotes.apps.deployment.nvflare.processes import free_pieces_of
 from fednotes.core.cleaning import clean
@@ -52,7 +53,6 @@ with needs("nvflare", "deploy"):
     from nvflare.apis.signal import Signal
     from nvflare.apis.wf_comm_spec import WFCommSpec
     from nvflare.fuel.sec.audit import AuditService
-    from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 
 T = TypeVar("T")
 Frame = bytes | bytearray | memoryview
@@ -452,15 +452,6 @@ class FednotesController(Controller):
         )
         logger.error("%s", failure.problem)
         self.system_panic(failure.problem, fl_ctx)
-
-
-def shorten_debug_texts() -> None:
-    """Leave the bytes of received messages out of the lines of NVFlare's debug log.
-
-    NVFlare builds these lines even if that log is off. A message of 120 MB would become
-    a text of 400 MB, which no other thread can interrupt.
-    """
-    ConsumableBufferList.__repr__ = lambda chunks: f"<{len(chunks)} chunks>"
 
 
 class _Failure(NamedTuple):
