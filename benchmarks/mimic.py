@@ -1,4 +1,4 @@
-"""Phenotyping of notes in MIMIC-III's layout: seconds and peak memory by number of notes.
+"""Seconds and peak memory of phenotyping notes in MIMIC-III's layout.
 
     python benchmarks/mimic.py [--notes 20000] [--workers 2] [--train]
     python benchmarks/mimic.py --notes 2083180 --workers 16 --train    its full size
@@ -6,11 +6,10 @@
 Generated notes are written to a compressed NOTEEVENTS.csv.gz. They have 1,800 characters
 on average, and a patient has 45 notes on average, as in MIMIC-III; a patient's notes are
 scattered over the file. A model trained on generated patients predicts their phenotypes,
-in one process and then in workers, and both files are compared by SHA-256. With
+in one process and then in workers, and the two files are compared by SHA-256. With
 `--train`, a job also learns from these notes. All runs are whole commands.
 
-Seconds are wall-clock seconds, because workers save these: use a machine without other
-work.
+Seconds are wall-clock seconds, which are what workers save, so use an idle machine.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from predict_workers import Run, measure, measure_command
 
 import fednotes as fn
 from fednotes.apps.phenotyping.synthetic import generate_patients
 
+sys.path.append(str(Path(__file__).resolve().parent / "helpers"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+from command_runs import compare_with_workers, measure_command
 from scratch import scratch
 
 NOTES_OF_A_PATIENT = 2_083_180 / 46_520
@@ -41,7 +41,7 @@ HEADER = (
     "ISERROR,TEXT"
 ).split(",")
 CATEGORIES = ("Nursing/other", "Radiology", "Nursing", "ECG", "Physician", "Discharge")
-# Sentences between those of the generated patients, in which no term stands.
+# Sentences without terms, which stand between those of the generated patients.
 FILLERS = (
     "Plan discussed with the team on rounds this morning.",
     "Vital signs remained within the expected range overnight.",
@@ -80,7 +80,7 @@ class Corpus(NamedTuple):
 
 
 def write_corpus(folder: Path, number: int) -> Corpus:
-    """Write a packed table of notes, and a table of the patients' codes."""
+    """Write a compressed table of notes, and a table of the patients' codes."""
     rng = np.random.default_rng(0)
     patients = max(1, round(number / NOTES_OF_A_PATIENT))
     # A few patients have very many notes.
@@ -111,7 +111,7 @@ def write_corpus(folder: Path, number: int) -> Corpus:
 
 
 def generate_texts(rng: np.random.Generator) -> Iterator[str]:
-    """Yield texts of different lengths, half of whose sentences name no concept."""
+    """Yield texts of different lengths; half of their sentences name no concept."""
     notes = generate_patients("mimic", 2000, seed=5).notes
     sentences = [
         f"{sentence.strip()}."
@@ -174,15 +174,6 @@ system = "icd9"
     return path
 
 
-def describe(run: Run, notes: int) -> str:
-    """Return a run's seconds, speed and memory in words."""
-    return (
-        f"{run.seconds:.1f} s ({run.cpu_seconds:.1f} s of CPU time), "
-        f"{notes / run.seconds:.0f} notes/s, peak of memory "
-        f"{run.command_mib:.0f} MiB, of a worker {run.worker_mib:.0f} MiB"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--notes", type=int, default=20_000)
@@ -199,22 +190,19 @@ def main() -> None:
             flush=True,
         )
         model = train_model(folder / "run")
-        runs: dict[int, Run] = {}
-        for workers in (1, options.workers):
-            run = measure(model, corpus.notes, folder / f"{workers}.jsonl", workers)
-            runs[workers] = run
-            described = describe(run, options.notes)
-            print(f"predict, {workers} process(es): {described}", flush=True)
+        compare_with_workers(
+            "mimic-workers",
+            model,
+            corpus.notes,
+            num_notes=options.notes,
+            workers=options.workers,
+        )
         if options.train:
             os.environ["FEDNOTES_CACHE"] = str(folder / "cache")
             job = write_job(folder, corpus, options.workers)
             words = ["simulate", str(job), "--out", str(folder / "trained")]
             run = measure_command([*words, "--workers", "1"])
-            print(f"train: {describe(run, options.notes)}", flush=True)
-    one, several = runs[1], runs[options.workers]
-    assert one.sha256 == several.sha256
-    ratio = one.seconds / several.seconds
-    print(f"mimic-workers ratio={ratio:.2f} against one process")
+            print(f"train: {run.describe(options.notes)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+"""Runs of `fednotes` commands, and predictions in one process and in workers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
+from worker_runs import find_workers
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command that has ended.
+
+    Attributes:
+        seconds: Wall-clock seconds.
+        cpu_seconds: CPU time of the command and its workers.
+        command_mib: Peak memory of the command.
+        worker_mib: Peak memory of the largest worker; 0 without workers.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    command_mib: float
+    worker_mib: float
+
+    def describe(self, notes: int) -> str:
+        """Return the seconds, speed and memory of a run over a number of notes."""
+        return (
+            f"{self.seconds:.1f} s ({self.cpu_seconds:.1f} s of CPU time), "
+            f"{notes / self.seconds:.0f} notes/s, peak memory "
+            f"{self.command_mib:.0f} MiB, of a worker {self.worker_mib:.0f} MiB"
+        )
+
+
+def compare_with_workers(
+    name: str, model: Path, notes: Path, *, num_notes: int, workers: int
+) -> None:
+    """Predict notes in one process and in workers, and print the ratio of the seconds.
+
+    The files of predictions are written beside the notes. Raises AssertionError if they
+    are not equal.
+
+    Args:
+        name: The ratio's name in `goals.toml`.
+        model: The folder of the model.
+        notes: The file of notes.
+        num_notes: The number of its notes.
+        workers: Number of workers.
+    """
+    seconds: dict[int, float] = {}
+    hashes = set()
+    for number in (1, workers):
+        out = notes.parent / f"{number}.jsonl"
+        words = ["predict", str(model), str(notes), "--out", str(out)]
+        run = measure_command([*words, "--workers", str(number)])
+        print(f"predict, {number} process(es): {run.describe(num_notes)}", flush=True)
+        seconds[number] = run.seconds
+        hashes.add(hashlib.sha256(out.read_bytes()).hexdigest())
+    assert len(hashes) == 1
+    print(f"{name} ratio={seconds[1] / seconds[workers]:.2f} against one process")
+
+
+def measure_command(words: Sequence[str]) -> Run:
+    """Run a command of fednotes; measure its time and its peak memory."""
+    command = [sys.executable, "-m", "fednotes", *words]
+    # The command and each of its workers compute with one thread.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    start = time.perf_counter()
+    cpu_start = count_cpu_seconds()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    command_mib = 0.0
+    worker_mib = 0.0
+    while process.poll() is None:
+        command_mib = max(command_mib, read_peak(process.pid))
+        peaks = [read_peak(worker) for worker in find_workers(process.pid)]
+        worker_mib = max([worker_mib, *peaks])
+        time.sleep(0.25)
+    seconds = time.perf_counter() - start
+    assert process.returncode == 0
+    return Run(seconds, count_cpu_seconds() - cpu_start, command_mib, worker_mib)
+
+
+def count_cpu_seconds() -> float:
+    """Return the CPU time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def read_peak(process: int) -> float:
+    """Return the peak memory of a process in MiB; 0 if it has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
