@@ -29,8 +29,8 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from logging.handlers import WatchedFileHandler
@@ -58,7 +58,7 @@ from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import ConfigError, FednotesError, needs, raising_os_errors_as
 from fednotes.core.parsing import read_json_table
 from fednotes.core.settings import build, checked
-from fednotes.core.store import lock, make_private, open_private
+from fednotes.core.store import lock, locking_file, make_private, open_private
 
 # Names the kit's folder in the environment of its processes.
 KIT_VARIABLE = "FEDNOTES_KIT"
@@ -108,6 +108,7 @@ _ENVIRONMENT = {
 }
 LARGE_FRAME_BYTES = 10_000_000  # for smaller frames, freeing takes longer than it helps
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
+START_LOCK_FILE = ".start.lock"  # in a kit; held while its process is started
 CONTACT_FILE = Path("state") / "contact.json"
 LOST_SECONDS = 20.0  # a site contacts the server every 5 s
 # Processes that this process started; they may outlive it.
@@ -180,20 +181,20 @@ def start(
             certificates are not valid (`check_kit`).
         FednotesError: A file of the kit cannot be written.
     """
-    program = _prepare(kit, check=check)
-    kit = kit.resolve()
-    disk_errors = raising_os_errors_as(FednotesError, kit, action="be started")
-    with disk_errors, open(kit / OUTPUT_FILE, "wb", opener=open_private) as output:
-        process = subprocess.Popen(
-            program.command,
-            cwd=kit,
-            env={**program.environment, **(variables or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            umask=0o077,  # applies to files of NVFlare and torch too
-        )
+    with _locking_start(kit):
+        program = _prepare(kit, check=check)
+        kit = kit.resolve()
+        with open(kit / OUTPUT_FILE, "wb", opener=open_private) as output:
+            process = subprocess.Popen(
+                program.command,
+                cwd=kit,
+                env={**program.environment, **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=0o077,  # applies to files of NVFlare and torch too
+            )
     _children.append(process)
     return read_status(kit)
 
@@ -204,10 +205,30 @@ def run(kit: Path) -> NoReturn:
     Raises:
         ConfigError: As for `start`.
     """
-    program = _prepare(kit)
-    os.chdir(kit.resolve())
-    environment = {**program.environment, ECHO_VARIABLE: "1"}
-    os.execve(sys.executable, program.command, environment)
+    with _locking_start(kit):  # until the new program replaces this one
+        program = _prepare(kit)
+        os.chdir(kit.resolve())
+        environment = {**program.environment, ECHO_VARIABLE: "1"}
+        os.execve(sys.executable, program.command, environment)
+
+
+@contextmanager
+def _locking_start(kit: Path) -> Iterator[None]:
+    """Keep other processes from starting a kit while the context is open.
+
+    Of two starts at the same time, the second then finds the process of the first.
+
+    Args:
+        kit: The kit's folder.
+
+    Raises:
+        ConfigError: The folder is no kit.
+        FednotesError: A file of the kit cannot be written.
+    """
+    read_kit(kit)
+    disk_errors = raising_os_errors_as(FednotesError, kit, action="be started")
+    with disk_errors, locking_file(kit / START_LOCK_FILE):
+        yield
 
 
 class _Program(NamedTuple):
