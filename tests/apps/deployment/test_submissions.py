@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -413,6 +414,44 @@ def test_a_run_that_waits_for_another_reports_it_once(tmp_path: Path) -> None:
         "a site that has not approved the job must do so first; run there: fednotes site approve KIT",
     ]
     assert followed(Script((BEHIND, []), OVER, alive=False), tmp_path)[1] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "text",
+        None,
+        {"kind": "plan"},
+        {"kind": "plan", "rounds": "many", "examples": 1},
+        {"kind": "round", "round": math.inf},
+        {**round_line(0), "seconds": []},
+        {**round_line(0), "bytes_up": 10**400},
+        {**round_line(0), "loss": "small"},
+        {"kind": "event"},
+    ],
+)
+def test_a_line_that_cannot_be_shown_does_not_end_the_watching_of_a_run(
+    line: Any, tmp_path: Path
+) -> None:
+    lines = [plan(0), line, round_line(1), {"kind": "event", "text": "goes on"}]
+    said = list[str]()
+    server: Any = Script(([FIRST], lines), OVER)
+    with (
+        RichDisplay(Console(file=io.StringIO())) as display,
+        pytest.raises(FednotesError, match="was aborted by a person"),
+    ):
+        Follower(
+            RUN, tmp_path, display, said.append, now=lambda: 0.0, sleep=lambda _: None
+        ).follow(server)
+    assert said == ["goes on"]
+
+
+def test_progress_without_lines_does_not_end_the_watching_of_a_run(
+    tmp_path: Path,
+) -> None:
+    server = Script(([FIRST], []), OVER)
+    with mock.patch.object(server, "read_progress", return_value={"lines": 1}):
+        assert followed(server, tmp_path) == ([], [])
 
 
 def test_absent_sites_are_reported_with_the_minutes(

@@ -47,7 +47,7 @@ from fednotes.core.errors import (
     TrainingError,
     raising_os_errors_as,
 )
-from fednotes.core.parsing import read_json, read_json_table
+from fednotes.core.parsing import as_mapping, read_json, read_json_table
 from fednotes.core.store import (
     create_private_folder,
     make_private,
@@ -703,9 +703,12 @@ class Follower:
             )
         # The reply is None while the server has no process of the job.
         reply = server.read_progress(self._job_id, since=self._num_lines) or {}
-        for line in reply.get("lines", ()):
+        lines = reply.get("lines")
+        for line in lines if isinstance(lines, list) else ():
             self._num_lines += 1
-            self._show(line)
+            # A lying server can send anything; the run goes on all the same.
+            with suppress(KeyError, TypeError, ValueError, OverflowError):
+                self._show(as_mapping(line))
 
     def _show(self, line: Mapping[str, Any]) -> None:
         """Show one line of progress."""
