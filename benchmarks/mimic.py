@@ -190,13 +190,10 @@ def main() -> None:
             flush=True,
         )
         model = train_model(folder / "run")
-        compare_with_workers(
-            "mimic-workers",
-            model,
-            corpus.notes,
-            num_notes=options.notes,
-            workers=options.workers,
+        ratio = compare_with_workers(
+            model, corpus.notes, num_notes=options.notes, workers=options.workers
         )
+        print(f"mimic-workers ratio={ratio:.2f} against one process")
         if options.train:
             os.environ["FEDNOTES_CACHE"] = str(folder / "cache")
             job = write_job(folder, corpus, options.workers)

@@ -67,13 +67,10 @@ def main() -> None:
         notes = folder / "notes.jsonl"
         characters = write_notes(notes, options.notes, options.texts)
         print(f"{options.notes:,} notes of {characters:,.0f} characters on average")
-        compare_with_workers(
-            "predict-workers",
-            model,
-            notes,
-            num_notes=options.notes,
-            workers=options.workers,
+        ratio = compare_with_workers(
+            model, notes, num_notes=options.notes, workers=options.workers
         )
+        print(f"predict-workers ratio={ratio:.2f} against one process")
 
 
 if __name__ == "__main__":

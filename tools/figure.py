@@ -4,7 +4,7 @@
 
     silos    silos alone, plain averaging, the default, and all notes in one place ("What a
              federation gains"; `fednotes reproduce pays-silos`)
-    privacy  scores by ε, and without a promise ("What differential privacy costs";
+    privacy  scores by ε, and without differential privacy ("What differential privacy costs";
              `pays-privacy`, `phenotype-privacy`)
     growth   seconds and memory by the size of the work ("Growth" in docs/performance.md)
 
@@ -35,7 +35,7 @@ PANELS = {
     "strict F1, %": ("FedNER", "distillation", "fine-tuning"),
     "mean AUROC, %": ("30,000 patients", "9,000 patients", "500 cases of CodiEsp"),
 }
-NONE = 16  # where what has no promise stands beside ε = 8
+NONE = 16  # place of the scores without differential privacy, beside ε = 8
 EPSILONS = (NONE, 8, 4, 2, 1)  # as the columns go
 Scores = dict[str, dict[int, tuple[float, float]]]
 

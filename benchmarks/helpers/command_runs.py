@@ -43,15 +43,14 @@ class Run:
 
 
 def compare_with_workers(
-    name: str, model: Path, notes: Path, *, num_notes: int, workers: int
-) -> None:
-    """Predict notes in one process and in workers, and print the ratio of the seconds.
+    model: Path, notes: Path, *, num_notes: int, workers: int
+) -> float:
+    """Predict notes in one process and in workers, and return the ratio of the seconds.
 
     The files of predictions are written beside the notes. Raises AssertionError if they
     are not equal.
 
     Args:
-        name: The ratio's name in `goals.toml`.
         model: The folder of the model.
         notes: The file of notes.
         num_notes: The number of its notes.
@@ -67,7 +66,7 @@ def compare_with_workers(
         seconds[number] = run.seconds
         hashes.add(hashlib.sha256(out.read_bytes()).hexdigest())
     assert len(hashes) == 1
-    print(f"{name} ratio={seconds[1] / seconds[workers]:.2f} against one process")
+    return seconds[1] / seconds[workers]
 
 
 def measure_command(words: Sequence[str]) -> Run:

@@ -419,7 +419,7 @@ def test_a_site_answers_no_more_rounds_than_promised() -> None:
     site = make_private_site(rounds=2)
     for _ in range(2):
         site.noisy_gradients(theta(site), round=0)
-    with pytest.raises(RefusedError, match="promises 2 rounds"):
+    with pytest.raises(RefusedError, match="guarantee covers 2 rounds"):
         site.noisy_gradients(theta(site), round=7)
 
 

@@ -252,10 +252,10 @@ class Method(ABC):
         del config, final, folder
         return False
 
-    # Promises to the sites, and permissions that sites must give.
+    # Guarantees to the sites, and permissions that sites must give.
 
     def make_promise(self, config: Any) -> Promise | None:
-        """Return the run's promise of differential privacy; None if it makes none."""
+        """Return the run's guarantee of differential privacy; None if it has none."""
         del config
         return None
 

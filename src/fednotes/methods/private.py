@@ -55,7 +55,7 @@ class DPMethod(Method):
     # Training with differential privacy.
 
     def train(self, federation: Federation, config: Any) -> State:
-        """Train all rounds of the promise (`privacy/training.py`)."""
+        """Train all rounds that the guarantee covers (`privacy/training.py`)."""
         return train(federation, config, self._support)
 
     def make_site(
@@ -84,7 +84,7 @@ class DPMethod(Method):
         )
 
     def plan_rounds(self, config: Any, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the promised number of rounds and the expected examples per round."""
+        """Return the number of rounds and the expected examples per round."""
         rounds = self._support.make_promise(config).rounds
         return rounds, math.ceil(config.privacy.rate * sum(sizes))
 
@@ -97,7 +97,7 @@ class DPMethod(Method):
         return self._method.shares_outputs(config)
 
     def count_steps(self, config: Any, sizes: Sequence[int]) -> int:
-        """Return the promised number of rounds, each of which is a step."""
+        """Return the number of rounds, each of which is a step."""
         rounds, _ = self.plan_rounds(config, sizes)
         return rounds
 
@@ -115,7 +115,7 @@ class DPMethod(Method):
         return True
 
     def make_promise(self, config: Any) -> Promise:
-        """Return the run's promise of differential privacy."""
+        """Return the run's guarantee of differential privacy."""
         return self._support.make_promise(config)
 
     # Settings: no sum is divided by a number that depends on a site's data.

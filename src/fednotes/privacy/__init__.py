@@ -1,1 +1,1 @@
-"""The secure sum, noise, and what a job promises about privacy."""
+"""The secure sum, noise, and what a job guarantees about privacy."""

@@ -1,7 +1,7 @@
-"""A job's promise of differential privacy, and the ε that is spent.
+"""A job's guarantee of differential privacy, and the ε that is spent.
 
-The promise is (ε, δ)-differential privacy for data sets of one site that differ by one
-added or removed unit. In each round, a unit takes part with probability q, all
+The guarantee is (ε, δ)-differential privacy for data sets of one site that differ by
+one added or removed unit. In each round, a unit takes part with probability q, all
 gradients of a unit together are clipped to the norm C, and their sum leaves the site
 with discrete Gaussian noise of σ C (`noise.py`, `training.py`).
 
@@ -41,7 +41,7 @@ Unit = Literal["patient", "document", "sentence"]
 
 @checked(frozen=True)
 class Privacy:
-    """Differential privacy of training, and what it promises (`docs/privacy.md`).
+    """Differential privacy of training, and what it guarantees (`docs/privacy.md`).
 
     Attributes:
         unit: Unit whose presence in the training data is hidden: all notes of a
@@ -121,7 +121,7 @@ class Grids(NamedTuple):
 
 @dataclass(frozen=True)
 class Promise:
-    """A job's promise, with every number on which it depends.
+    """A job's privacy guarantee, with every number on which it depends.
 
     Attributes:
         privacy: The settings.
@@ -140,7 +140,7 @@ class Promise:
     def of(
         cls, privacy: Privacy, rounds: int, sites: int, min_sites: int = 0
     ) -> Promise:
-        """Return the promise of a job.
+        """Return the guarantee of a job.
 
         Args:
             privacy: The settings.
@@ -149,7 +149,7 @@ class Promise:
             min_sites: Minimum number of sites in a sum; 0 means all.
 
         Raises:
-            ConfigError: No noise can keep the promise.
+            ConfigError: No noise suffices for the guarantee.
             MissingExtra: `dp-accounting` is not installed.
         """
         shares = 1
@@ -208,7 +208,7 @@ class Promise:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the promise for a run's summary, as JSON values."""
+        """Return the guarantee for a run's summary, as JSON values."""
         privacy = self.privacy
         return {
             "epsilon": self.compute_epsilon(),
@@ -225,7 +225,7 @@ class Promise:
         }
 
     def __str__(self) -> str:
-        """Return the promise in one sentence, with ε rounded up."""
+        """Return the guarantee in one sentence, with ε rounded up."""
         privacy = self.privacy
         unit = privacy.unit
         adversary = "anybody" if self.shares == 1 else "whoever sees only sums"

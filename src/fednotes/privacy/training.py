@@ -230,10 +230,10 @@ class DPSupport(ABC):
                 )
 
     def make_promise(self, config: Any) -> Promise:
-        """Return the promise of a run with these settings.
+        """Return the guarantee of a run with these settings.
 
         Raises:
-            ConfigError: No noise can keep the promise.
+            ConfigError: No noise suffices for the guarantee.
         """
         privacy = config.privacy
         rounds = self.count_rounds(config, privacy.epoch)
@@ -243,7 +243,7 @@ class DPSupport(ABC):
 
 
 def train(federation: Federation, config: Any, support: DPSupport) -> State:
-    """Train for all rounds that the privacy promise covers.
+    """Train for all rounds that the privacy guarantee covers.
 
     Each round sums clipped gradients and takes one step.
 
@@ -307,7 +307,7 @@ class Server(RoundServer):
 
     Args:
         config: The settings of the run.
-        promise: The run's promise.
+        promise: The run's guarantee.
         initial: The shared parameters before training.
         resumed: The state to resume from; None at the first start.
     """
@@ -476,12 +476,12 @@ class DPSite(MethodSite):
         The private layers take a step along their gradients, which stay at the site.
 
         Raises:
-            RefusedError: All rounds of the promise are done.
+            RefusedError: All rounds of the guarantee are done.
         """
         if self.steps >= self.promise.rounds:
             raise RefusedError(
-                f"site {self.id!r}: the job promises {self.promise.rounds:,} rounds, "
-                "and all of them are done"
+                f"site {self.id!r}: the job's privacy guarantee covers "
+                f"{self.promise.rounds:,} rounds, and all of them are done"
             )
         load_into(self._shared, tensors)
         self._memory = self.support.prepare_round(self.site, round, self._memory)
@@ -654,7 +654,7 @@ class DPSite(MethodSite):
         return str(self.site.id)
 
     def describe_parameters(self) -> str:
-        """Describe shared and private parameters, and the promise."""
+        """Describe shared and private parameters, and the guarantee."""
         return f"{self.site.describe_parameters()}; {self.promise}"
 
     def score_on(self, site: SiteData) -> dict[str, Any]:

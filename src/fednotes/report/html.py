@@ -430,7 +430,7 @@ class _Page:
                 f"at δ = {delta:g}, of each {promise.get('unit', 'unit')} of a site"
             )
             rounded_up = math.ceil(100 * epsilon - 1e-9) / 100
-            yield "ε promised", f"{rounded_up:.2f}", remark
+            yield "ε guaranteed", f"{rounded_up:.2f}", remark
         if result.sites:
             yield "Sites", str(len(result.sites)), ""
         if result.seconds is not None:

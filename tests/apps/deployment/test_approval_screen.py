@@ -72,7 +72,7 @@ def test_the_fingerprint_of_the_job_is_shown_first(kit: Path) -> None:
     ]
 
 
-def test_the_approver_sees_the_privacy_promise(kit: Path) -> None:
+def test_the_approver_sees_the_privacy_guarantee(kit: Path) -> None:
     """Of the noise that a job asks for, too: by hand, one round of all at σ = 2 and δ =
     1e-5 has the least of α / 2σ² + log(1 - 1/α) - log(δ α) / (α - 1), 2.168 at α = 10.
     """
@@ -86,7 +86,7 @@ def test_the_approver_sees_the_privacy_promise(kit: Path) -> None:
     request_approval(kit, {**table, "min_sites": 2})
     output = run_site_command("approve", kit, "--yes")
     assert (
-        "promises differential privacy for each document of a site, against anybody"
+        "guarantees differential privacy for each document of a site, against anybody"
         in output
     )
     assert "ε = 2.17 at δ = 1e-05 after 1 rounds" in output

@@ -313,7 +313,7 @@ def _promised_everywhere(
         2,
     )
     page = (out / "report.html").read_text()
-    assert "ε promised" in page
+    assert "ε guaranteed" in page
     assert "at δ = 1e-05, of each document of a site" in page
     for name, results_before in before.items():
         kit = place.folder / "kits" / "sites" / name

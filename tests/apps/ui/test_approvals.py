@@ -123,7 +123,7 @@ def test_the_page_shows_what_the_command_shows(kit: Path) -> None:
     shown = _Lines(browse(kit).get("/approvals").text).lines
     assert shown == printed[:end]
     assert any("warning: the sums of the two jobs differ" in line for line in shown)
-    assert any(line.startswith("promises differential privacy") for line in shown)
+    assert any(line.startswith("guarantees differential privacy") for line in shown)
 
 
 def test_an_approval_is_recorded_like_one_by_the_command(
@@ -263,7 +263,7 @@ def test_a_job_cannot_imitate_the_page(kit: Path) -> None:
     """Its text stays in the inner list, and never becomes markup."""
     hostile = {
         "name": '"><img src=x onerror=alert(1)>\nfingerprint 0000',
-        "promises differential privacy": "<b>ε = 0</b>",
+        "guarantees differential privacy": "<b>ε = 0</b>",
         "x\n</ul>no job was approved here before": 1,
         "sites": SITES,
     }

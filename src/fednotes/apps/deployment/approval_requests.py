@@ -89,7 +89,7 @@ def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLi
         yield JobLine(f"  {setting}", is_from_job=True)
     promise = _describe_promise(kit, job.table)
     if promise:
-        yield JobLine(f"promises {promise}")
+        yield JobLine(f"guarantees {promise}")
 
     if last is None:
         yield JobLine("no job was approved here before")

@@ -566,7 +566,7 @@ class AgreedSite:
         return getattr(self.site, name)
 
     def finish(self, tensors: Tensors, **options: Option) -> Update:
-        """Run the method's task "finish"; write scores, privacy promise and card.
+        """Run the method's task "finish"; write scores, privacy guarantee and card.
 
         Args:
             tensors: The tensors that the server sends.

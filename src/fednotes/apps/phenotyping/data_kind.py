@@ -303,7 +303,7 @@ def _split_site(
         raise ConfigError(
             f"site {name!r}: labelled = {config.labelled:g}: whose labels are "
             "used depends on which other patients there are, so [privacy] "
-            "could promise nothing: leave labelled out"
+            "could guarantee nothing: leave labelled out"
         )
     site = SitePatients(
         name,

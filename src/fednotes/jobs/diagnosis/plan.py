@@ -211,7 +211,8 @@ def find_noise_causes(
     Args:
         job: The job.
         facts: Counts of each site's data; empty if they are unknown.
-        promise: The promise of the federated training, as `Promise.to_dict` returns it.
+        promise: The guarantee of the federated training, as returned by
+            `Promise.to_dict`.
     """
     privacy = job.privacy
     units = {
@@ -231,7 +232,8 @@ def _find_weak_signal(
     Args:
         privacy: The settings of differential privacy.
         units: Each site's number of protected units.
-        promise: The promise of the federated training, as `Promise.to_dict` returns it.
+        promise: The guarantee of the federated training, as returned by
+            `Promise.to_dict`.
     """
     num_units = sum(units.values())
     drawn = privacy.rate * num_units  # expected number in a round

@@ -36,7 +36,7 @@ def answers(number: int) -> list[Update]:
 
 
 class Spender(Guarded):
-    """A guarded site whose job has a promise."""
+    """A guarded site whose job guarantees privacy."""
 
     promise: Promise | None = PROMISE
 
@@ -69,7 +69,7 @@ def test_each_different_answer_spends_epsilon_and_one_too_many_is_refused(
         assert spending["epsilon"] == pytest.approx(PROMISE.compute_epsilon(number))
         assert spending["delta"] == 1e-5
     assert "refused by max_epsilon" in site.ask("train", 4, 3).refusal
-    assert "promises at most 3 answers" in site.messages[-1]
+    assert "covers at most 3 answers" in site.messages[-1]
     assert len(next(iter(site.spent.values()))["answers"]) == 3
     site.restart()  # a killed process forgets nothing
     assert "refused by max_epsilon" in site.ask("train", 5, 3).refusal
@@ -128,7 +128,7 @@ def test_the_epsilon_of_several_jobs_adds_up(tmp_path: Path) -> None:
 
 
 def test_the_delta_of_several_jobs_adds_up(tmp_path: Path) -> None:
-    """A job could promise a small ε at a large δ, and so with little noise."""
+    """A job could guarantee a small ε at a large δ, and so with little noise."""
     path = tmp_path / "privacy.json"
     policy = replace(ANY, max_delta=2e-5)
     budgets = [Budget(path, job, PROMISE) for job in "abc"]
@@ -147,7 +147,7 @@ def test_the_delta_of_several_jobs_adds_up(tmp_path: Path) -> None:
     large = Promise.of(Privacy(noise=1.0, delta=0.01, where="site"), 3, 4)
     with pytest.raises(PolicyRefusal, match=r"would be 0\.01;"):
         Budget(tmp_path / "other.json", "d", large).require_enough(policy)
-    with pytest.raises(PolicyRefusal, match="the job promises no δ"):
+    with pytest.raises(PolicyRefusal, match="the job guarantees no δ"):
         Budget(path, "e", None).require_enough(policy)
 
 
@@ -180,12 +180,12 @@ def test_a_budget_may_be_used_up_but_not_exceeded(tmp_path: Path) -> None:
     )
 
 
-def test_a_job_without_a_promise_exceeds_any_budget(tmp_path: Path) -> None:
+def test_a_job_without_a_guarantee_exceeds_any_budget(tmp_path: Path) -> None:
     class Other(Spender):
         promise = None
 
     site = Other(tmp_path, replace(ANY, max_epsilon=100.0), answers(2))
-    with pytest.raises(PolicyRefusal, match=r"the job promises no ε"):
+    with pytest.raises(PolicyRefusal, match=r"the job guarantees no ε"):
         site.guard.check_job("fedner", 4, 3)
     assert "refused by max_epsilon" in site.ask("train", 1, 0).refusal
     site.policy = ANY
@@ -340,7 +340,7 @@ def test_noisy_counts_leave_a_site_once(tmp_path: Path) -> None:
     with pytest.raises(PolicyRefusal, match=r"at most 1 answers .* would be number 2"):
         counting.spend("3" * 64, ANY, task=COUNTS)
     counting.spend("3" * 64, ANY)
-    with pytest.raises(PolicyRefusal, match="promises at most 0 answers"):
+    with pytest.raises(PolicyRefusal, match="covers at most 0 answers"):
         without_counts.spend("2" * 64, ANY, task=COUNTS)
     spent = read_spending(path)["a"]
     assert (len(spent.answers), len(spent.counts)) == (2, 1)

@@ -412,7 +412,7 @@ class Budget:
             guarantee.
 
         Raises:
-            PolicyRefusal: The job's promise or the site's budget does not cover the
+            PolicyRefusal: The job's guarantee or the site's budget does not cover the
                 answer.
             ConfigError: The spending record is damaged.
         """
@@ -456,18 +456,18 @@ class Budget:
             ledger_spending: What each job has spent, as the ledger records it.
 
         Raises:
-            PolicyRefusal: The budget does not suffice, or the job promises less than
+            PolicyRefusal: The budget does not suffice, or the job guarantees less than
                 the policy requires.
             ConfigError: The spending record is damaged.
         """
         if self.promise is not None and policy.epsilon_unit:
-            units = get_args(Unit)  # from the one whose ε promises most
+            units = get_args(Unit)  # the strongest guarantee first
             unit = self.promise.privacy.unit
             smallest_unit = policy.epsilon_unit
             policy.require(
                 units.index(unit) <= units.index(smallest_unit),
                 "epsilon_unit",
-                f"the job promises ε for each {unit}",
+                f"the job guarantees ε for each {unit}",
                 f"each {smallest_unit}",
             )
         for rule, symbol in (("max_epsilon", "ε"), ("max_delta", "δ")):
@@ -475,7 +475,7 @@ class Budget:
             policy.require(
                 not limit or self.promise is not None,
                 rule,
-                f"the job promises no {symbol} ([privacy])",
+                f"the job guarantees no {symbol} ([privacy])",
                 f"{limit:g}",
             )
         if self.promise is None:
@@ -523,9 +523,9 @@ def _add_answer(
     if number > limit:
         raise PolicyRefusal(
             "max_epsilon",
-            f"refused: the job promises at most {limit:,} answers from this site, and "
-            f"this would be number {number:,}; a new job can be approved, and its ε is "
-            "added to this job's",
+            f"refused: the job's privacy guarantee covers at most {limit:,} answers "
+            f"from this site, and this would be number {number:,}; a new job can be "
+            "approved, and its ε is added to this job's",
         )
     hashes.append(answer[:SHORT])
     return True

@@ -128,7 +128,7 @@ class Entry:
         steps: Steps of training behind it; None if not known.
         patients: Patients behind it; None if not known.
         spent: What the job has spent of the site's privacy budget with this message;
-            None without a promise of differential privacy. The line then lacks it.
+            None without differential privacy. The line then lacks it.
     """
 
     time: datetime

@@ -127,7 +127,7 @@ class Policy:
             (`apps/deployment/rules/guard.py`); a job without [privacy] is then refused.
         max_delta: Maximum δ of all jobs together, the probability with which their ε
             may be exceeded; a job without [privacy] is then refused.
-        epsilon_unit: Smallest unit for which a job may promise its ε.
+        epsilon_unit: Smallest unit to which a job's ε may apply.
         hours: The daily hours in which requests are served, such as `"19:00-06:00"`,
             excluding the end. An update that was requested in time may leave later.
         timezone: The time zone of `hours`: `"local"`, `"UTC"` or a name such as
