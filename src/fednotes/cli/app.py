@@ -5,7 +5,6 @@ A command exits with code 0, or prints a one-line error to stderr and exits with
 
 from __future__ import annotations
 
-import gc
 import os
 import shlex
 import sys
@@ -16,8 +15,7 @@ from fednotes.core.stopping import Stopped, end_while_importing, raising_stopped
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
     end_while_importing(sys.argv)  # before the slow imports
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -91,6 +89,7 @@ from fednotes.core.errors import (
     Problem,
     fold_problems,
 )
+from fednotes.core.importing import importing_for_good
 from fednotes.core.wording import format_count, format_pace
 
 if TYPE_CHECKING:
@@ -211,11 +210,12 @@ def simulate(
     standard deviation of the scores. With --workers, several processes train different
     sites at the same time. Results are bit-identical with any number of workers.
     """
-    from fednotes import api
-    from fednotes.cli.display import RichDisplay
-    from fednotes.jobs.job_file import load_job
-    from fednotes.jobs.seeds import parse_seeds
-    from fednotes.jobs.workers.dealing import AUTO, parse_workers
+    with importing_for_good():
+        from fednotes import api
+        from fednotes.cli.display import RichDisplay
+        from fednotes.jobs.job_file import load_job
+        from fednotes.jobs.seeds import parse_seeds
+        from fednotes.jobs.workers.dealing import AUTO, parse_workers
 
     for setting in settings or ():
         if seeds and setting.partition("=")[0].strip() == "seed":
@@ -340,18 +340,6 @@ def _parse_types(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(types)
 
 
-@contextmanager
-def _importing_fast() -> Iterator[None]:
-    """Import large modules in the context without garbage collection.
-
-    Collection would take a fifth of the import time and free nothing.
-    """
-    gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
-
-
 @app.command(rich_help_panel=USE)
 @with_examples(
     "fednotes predict runs/first/federated/model --text 'She took aspirin.'",
@@ -435,7 +423,7 @@ def predict(
     for an environment variable that holds the URL.
     """
     to = _choose_output_format(context, to, out)
-    with _importing_fast():
+    with importing_for_good():
         from fednotes.jobs.predict import predict as run
         from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput
         from fednotes.jobs.workers.dealing import parse_workers

@@ -41,6 +41,7 @@ from fednotes.core.errors import (
     needs,
     raising_if_unreadable,
 )
+from fednotes.core.importing import importing_fast
 from fednotes.core.parsing import (
     NotAFile,
     is_within,
@@ -443,7 +444,7 @@ def silencing_library() -> Iterator[None]:
     """Silence the library's progress bars, advice and warnings in the context."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with needs("transformers", "transformers"):
+        with needs("transformers", "transformers"), importing_fast():
             from transformers.utils import logging
         verbosity = logging.get_verbosity()
         bars = logging.is_progress_bar_enabled()
@@ -754,7 +755,8 @@ def _load(directory: Path, load: Callable[[], Any]) -> Any:
         _require_plain_config(directory)
         for weights in directory.glob("*.safetensors"):
             _require_bounded_header(weights)
-        with _staying_offline():
+        # The library imports most of itself when it first loads something.
+        with _staying_offline(), importing_fast():
             return load()
     except NotAFile as error:
         raise ModelError(f"{error.filename}: {error.strerror}") from None

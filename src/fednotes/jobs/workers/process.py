@@ -16,6 +16,7 @@ import sys
 import threading
 from queue import SimpleQueue
 
+from fednotes.core.importing import importing_for_good
 from fednotes.core.pipes import FramePipe, PipeClosedError
 
 
@@ -41,11 +42,13 @@ def main(work: str) -> None:
     from fednotes.jobs.workers.child_process import PREDICTIONS
 
     if work == PREDICTIONS:
-        from fednotes.jobs.workers.prediction_worker import PredictionWorker
+        with importing_for_good():
+            from fednotes.jobs.workers.prediction_worker import PredictionWorker
 
         PredictionWorker(pipe.send, requests.get).serve()
     else:
-        from fednotes.jobs.workers.worker import Worker
+        with importing_for_good():
+            from fednotes.jobs.workers.worker import Worker
 
         Worker(pipe.send, requests.get).serve()
 
