@@ -39,6 +39,7 @@ from fednotes.core.wording import (
 )
 from fednotes.core.work import reporting_to
 from fednotes.engines.rounds import RoundResult
+from fednotes.jobs.left_out_table import LeftOutCell, LeftOutTable
 from fednotes.jobs.parts import Part, Traffic
 from fednotes.jobs.progress import LARGE_BYTES, LONG_SECONDS, ProgressListener
 from fednotes.jobs.results import BASELINES, CONDITIONS, RunResult
@@ -151,7 +152,7 @@ class RichDisplay(ProgressListener):
             self._scores = self._format_scores(result)
         self._first = self._first or result
         line = "  ".join([self._format_loss(result), self._format_pace(result)])
-        if self._part.condition == "federated":  # elsewhere nothing leaves a site
+        if self._part.is_federation:  # elsewhere nothing leaves a site
             sent = format_size(result.bytes_up)
             line += f"↑{sent} ↓{format_size(result.bytes_down)}"
         line = line.rstrip()
@@ -408,7 +409,8 @@ def make_result_tables(result: RunResult) -> list[Table]:
     """Return the tables to show for a run, as far as its models were scored."""
     scores = make_result_table(result) if any(result.mean.values()) else None
     verdicts = [make_verdict_table(result, against) for against in BASELINES]
-    tables = [scores, make_disease_table(result), *verdicts]
+    left_out = _make_left_out_sheet(result.left_out_table)
+    tables = [scores, make_disease_table(result), *verdicts, left_out]
     return [table for table in tables if table is not None]
 
 
@@ -506,11 +508,37 @@ def _format_measures(scores: Mapping[str, Any], kind: str) -> str:
 def make_seeds_tables(result: SeedsResult) -> list[Table]:
     """Return the tables of several seeds: means and deviations, then paired tests."""
     tests = make_seeds_test_table(result)
-    return (
-        [make_seeds_table(result)]
-        if tests is None
-        else [make_seeds_table(result), tests]
-    )
+    left_out = _make_left_out_sheet(result.left_out_table)
+    tables = [make_seeds_table(result), tests, left_out]
+    return [table for table in tables if table is not None]
+
+
+def _make_left_out_sheet(scores: LeftOutTable | None) -> Table | None:
+    """Return the strict F1 of each model at each left-out site; None without these."""
+    if scores is None:
+        return None
+    sites = [Text(site) for site in scores.sites]
+    title = "models at a site that took no part, strict F1 in %"
+    table = make_compact_sheet("model", *sites, "mean", title=title)
+    for name, cells in scores.rows:
+        table.add_row(name, *map(_format_left_out_cell, cells))
+    notes = [f"types that are scored: {escape(scores.types_in_words)}"]
+    if scores.has_partial_scores:
+        notes.append(
+            "* has learned only some of these types, and is scored on them alone"
+        )
+    table.caption = "\n".join(notes)
+    return table
+
+
+def _format_left_out_cell(cell: LeftOutCell | None) -> str:
+    """Return an F1, with its standard deviation over seeds if it is known."""
+    if cell is None:
+        return "–"
+    text = format_number(cell.f1)
+    if cell.std is not None:
+        text += f" ± {format_number(cell.std)}"
+    return text if cell.counts_all else f"{text} *"
 
 
 def make_seeds_table(result: SeedsResult) -> Table:

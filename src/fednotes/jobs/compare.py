@@ -140,7 +140,8 @@ def compare(
     Args:
         a: Folder of a run.
         b: Folder of the run to subtract; run a if None.
-        condition: Condition of run a: "alone", "own-mix", "federated" or "pooled".
+        condition: Condition of run a: "alone", "own-mix", "federated", "pooled" or
+            "left-out".
         against: Condition of run b.
         metric: For annotated documents "strict", "relaxed" (any overlap) or
             "relaxed_one_to_one"; for patients "strict" (macro F1) or "auroc". Other

@@ -53,6 +53,8 @@ PLACE_KEYS = frozenset(
         "tables",
     }
 )
+# Keys of a job file that only a simulation uses, and that real sites do not receive.
+_NOT_DECLARED = frozenset({"conditions", "left_out"})
 # Tables of a job file that only a simulation supports, with the reasons.
 _SIMULATION_ONLY = {
     "silos": "redistributes all notes",
@@ -76,8 +78,9 @@ def load_declared(name: str | Path, settings: tuple[str, ...] = ()) -> DeclaredJ
     """Read a job file or built-in job that real sites are to run.
 
     Its sites need not say where their notes are. A job of three or more sites uses the
-    secure sum unless it says otherwise. The declaration has no `conditions`: real sites
-    only train together, and whoever approves the job must not read "pooled" in it.
+    secure sum unless it says otherwise. The declaration has neither `conditions` nor
+    [left_out]: real sites only train together, and whoever approves the job must not
+    read "pooled" in it.
 
     Args:
         name: The path of a job file, or the name of a built-in job.
@@ -88,7 +91,7 @@ def load_declared(name: str | Path, settings: tuple[str, ...] = ()) -> DeclaredJ
         RefusedError: The job has a value that is not JSON.
     """
     table, path = load_table(name, settings)
-    table = {key: value for key, value in table.items() if key != "conditions"}
+    table = {key: value for key, value in table.items() if key not in _NOT_DECLARED}
     sites = table.get("sites")
     if isinstance(sites, Mapping):
         table = {**table, "sites": _change_sites(sites, drop_places)}

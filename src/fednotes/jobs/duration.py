@@ -17,6 +17,7 @@ from fednotes.engines.site_programs import ProgramsHere, run_task
 from fednotes.jobs.job import Job
 from fednotes.jobs.parts import (
     Part,
+    count_examples_of_few_sentences,
     find_sampling,
     is_summed_securely,
     make_method_sites,
@@ -99,6 +100,9 @@ def estimate_seconds(job: Job, parts: Sequence[Part]) -> dict[str, float]:
     for part in parts:
         expected = pace / work * _count_examples_read(job, part)
         seconds[part.condition] = seconds.get(part.condition, 0.0) + expected
+        if part.training == "federated":
+            few = pace / work * count_examples_of_few_sentences(job)
+            seconds[part.condition] += few
     return seconds
 
 

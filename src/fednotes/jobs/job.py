@@ -6,6 +6,7 @@
 [synthetic]    SyntheticConfig: generated sites instead of files
 [silos]        SilosConfig: sites simulated from the corpora of the sites' tables
 [federation]   FederationConfig: how the server collects the sites' updates
+[left_out]     LeftOutConfig: what is trained on a few sentences of a left-out site
 [privacy]      Privacy: differential privacy of patients, documents or sentences
 
 A `SiteKind` describes what the sites of a method hold (`jobs/kinds/`). A kind can
@@ -400,6 +401,27 @@ class FederationConfig:
     secure_sum: bool = False
 
 
+@checked(frozen=True)
+class LeftOutConfig:
+    """What is trained on a few sentences of a left-out site (condition "left-out").
+
+    Attributes:
+        sentences: Numbers of the site's training sentences. On each number of them, the
+            federated model of the other sites is fine-tuned, and a new model is trained
+            from scratch. Sentences are chosen at random, and a larger number contains
+            those of a smaller one. `[]` trains neither.
+        steps: Number of mini-batches in each of these trainings. It is fixed, because
+            so few sentences leave none to decide when to stop.
+        batch_size: Number of sentences in a mini-batch.
+        learning_rate: Learning rate of Adam; 0 uses the learning rate of [training].
+    """
+
+    sentences: tuple[PositiveInt, ...] = (10, 50, 200)
+    steps: PositiveInt = 300
+    batch_size: PositiveInt = 8
+    learning_rate: NonNegativeFloat = 0.0
+
+
 class CountTable(NamedTuple):
     """Hold a table of counts that is ready to show.
 
@@ -742,6 +764,7 @@ class Job:
         folder: Folder against which relative paths are resolved.
         silos: The [silos] table, or None.
         federation: The [federation] table.
+        left_out: The [left_out] table.
         tags: The [tags] table of a job on annotated documents, or None.
         privacy: The [privacy] table, or None.
         kind_tables: What another kind of data reads from its own tables.
@@ -761,6 +784,7 @@ class Job:
     folder: Path
     silos: SilosConfig | None = None
     federation: FederationConfig = field(default_factory=FederationConfig)
+    left_out: LeftOutConfig = field(default_factory=LeftOutConfig)
     tags: TagsConfig | None = None
     privacy: Privacy | None = None
     kind_tables: Any = None

@@ -45,12 +45,13 @@ from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job import (
     FederationConfig,
     Job,
+    LeftOutConfig,
     SilosConfig,
     SiteKind,
 )
 from fednotes.jobs.key_hints import hint_training_key
 from fednotes.jobs.local_files import list_model_file_keys
-from fednotes.jobs.results import CONDITIONS, OWN_MIX
+from fednotes.jobs.results import CONDITIONS, LEFT_OUT, OWN_MIX
 from fednotes.jobs.run_folder import JOB_RECORD, read_job_record
 from fednotes.methods.base import Method
 from fednotes.privacy.promise import Privacy
@@ -63,7 +64,16 @@ DEFAULT_CONDITIONS = ("alone", "federated", "pooled")
 DEFAULT_PRESET = "best"
 # Tables that a job on any kind of data can have.
 _COMMON_TABLES = frozenset(
-    {"training", "model", "sites", "synthetic", "silos", "federation", "privacy"}
+    {
+        "training",
+        "model",
+        "sites",
+        "synthetic",
+        "silos",
+        "federation",
+        "left_out",
+        "privacy",
+    }
 )
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -83,7 +93,12 @@ class TopConfig:
         conditions: What is trained: "alone" (each site by itself), "federated", and
             "pooled" (all notes in one place). Method "personal" adds "own-mix", in
             which each site mixes two models of its own, without partners. It is part of
-            that method's default, and takes as long as "federated".
+            that method's default, and takes as long as "federated". "left-out" shows
+            whether models hold at a site that took no part: in turn, each site is left
+            out of a federation of the others, and all models are scored there
+            (`docs/how-to/left-out.md`). It includes "alone", needs at least three sites
+            with annotated documents, and takes about as long as training "federated"
+            and "pooled" once for each site.
         threads: Number of CPU threads. Results may differ in their last bits between
             numbers of threads.
     """
@@ -259,6 +274,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         folder=folder,
         silos=silos,
         federation=federation,
+        left_out=reader.read_left_out(),
         tags=kind_tables.tags,
         privacy=privacy,
         kind_tables=kind_tables.values,
@@ -394,11 +410,16 @@ class _TableReader:
             return None
         return build(SilosConfig, self.table["silos"], f"{self.where} [silos]")
 
+    def read_left_out(self) -> LeftOutConfig:
+        """Read the [left_out] table."""
+        values = self.table.get("left_out", {})
+        return build(LeftOutConfig, values, f"{self.where} [left_out]")
+
     def list_conditions(self, config: Any) -> tuple[str, ...]:
         """Return the job's conditions in their fixed order, with the method's control.
 
         Raises:
-            ConfigError: The job names a control that its method does not have.
+            ConfigError: The job names a condition that its method does not have.
         """
         conditions = set(self.top.conditions)
         has_control = self.method.configure_control(config) is not None
@@ -407,8 +428,16 @@ class _TableReader:
                 f'{self.where}: conditions has "{OWN_MIX}", which is a control of '
                 'method = "personal" without [privacy]: leave it out'
             )
+        if LEFT_OUT in conditions and self.kind.name != "documents":
+            raise ConfigError(
+                f'{self.where}: conditions has "{LEFT_OUT}", which needs sites with '
+                f"annotated documents, and sites of method = {self.top.method!r} have "
+                f"{self.kind.name}: leave it out"
+            )
         if "conditions" not in self.table and has_control:
             conditions.add(OWN_MIX)
+        if LEFT_OUT in conditions:
+            conditions.add("alone")  # the other sites' own models are scored there, too
         return tuple(name for name in CONDITIONS if name in conditions)
 
     # ---- [training] and [model]

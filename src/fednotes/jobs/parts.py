@@ -1,20 +1,25 @@
-"""The parts of a run: one training run per condition and per site alone."""
+"""The parts of a run: one training run per condition and per site alone.
+
+The condition "left-out" has two parts for each site that is left out.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from fednotes.core.errors import ConfigError, naming_place
 from fednotes.core.federation import MethodSite
 from fednotes.core.seeds import Draws
 from fednotes.core.wording import format_size
 from fednotes.encoders.features import find_default_cache
 from fednotes.engines.sampling import RoundSampling
 from fednotes.jobs.job import Job, Progress, Sites, load_sites
-from fednotes.jobs.results import OWN_MIX
+from fednotes.jobs.left_out_sites import choose_left_out_sites
+from fednotes.jobs.results import LEFT_OUT, OWN_MIX
 from fednotes.methods.base import Method
 from fednotes.training.site_sampling import (
     count_drawn_sites,
@@ -25,13 +30,14 @@ from fednotes.training.site_sampling import (
 
 @dataclass(frozen=True)
 class Part:
-    """One training run of a job: a condition, and the site that trains alone, if any.
+    """One training run of a job: a condition, and the site that it is about, if any.
 
     Attributes:
-        condition: "alone", "own-mix", "federated" or "pooled".
+        condition: "alone", "own-mix", "federated", "pooled" or "left-out".
         sites: Data of the sites that take part.
         config: The method's config for this part.
-        site: Name of the site that trains alone; empty otherwise.
+        site: Name of the site that trains alone, or that is left out; empty otherwise.
+        training: What the other sites train if a site is left out; empty otherwise.
         method: The method in simulations, which observe sites individually.
         unit: Name of training examples, such as "sentences".
         is_private: Whether the part is trained with differential privacy.
@@ -42,6 +48,7 @@ class Part:
     sites: tuple[Any, ...] = field(repr=False)
     config: Any
     site: str = ""
+    training: Literal["", "federated", "pooled"] = ""
     method: Method | None = None
     unit: str = "sentences"
     is_private: bool = False
@@ -50,7 +57,20 @@ class Part:
     @property
     def name(self) -> str:
         """The part's folder, relative to the run's folder."""
-        return f"{self.condition}/{self.site}" if self.site else self.condition
+        return "/".join(filter(None, (self.condition, self.site, self.training)))
+
+    @property
+    def is_federation(self) -> bool:
+        """Whether several sites train together and share what they send."""
+        return (self.training or self.condition) == "federated"
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether its evaluations are logged, one curve for each condition.
+
+        Without a site, the others train much like all sites together.
+        """
+        return not self.training
 
     @property
     def epochs(self) -> int:
@@ -139,11 +159,41 @@ def list_parts(job: Job, sites: Sites, config: Any) -> list[Part]:
     if "pooled" in job.conditions:
         data, pooled = method.configure_pooled(unsampled, sites.data, sites.complete)
         parts.append(_make_part(job, "pooled", data, pooled))
+    if LEFT_OUT in job.conditions:
+        for site in choose_left_out_sites(job, sites.data):
+            with naming_place(f"{LEFT_OUT}/{site.id}", ConfigError):
+                parts += _list_parts_without(job, sites, site.id)
     return parts
 
 
+def _list_parts_without(job: Job, sites: Sites, site: str) -> Iterator[Part]:
+    """Yield what the others train while a site is left out.
+
+    Args:
+        job: The job.
+        sites: Data of the job's sites.
+        site: Name of the site.
+    """
+    method = job.module
+    others = tuple(each for each in sites.data if each.id != site)
+    complete = None
+    if sites.complete is not None:
+        complete = tuple(each for each in sites.complete if each.id != site)
+    config = method.configure(job.config, others)
+    require_fewer_drawn_sites(config, len(others))
+    yield _make_part(job, LEFT_OUT, others, config, site=site, training="federated")
+    data, pooled = method.configure_pooled(remove_sampling(config), others, complete)
+    yield _make_part(job, LEFT_OUT, data, pooled, site=site, training="pooled")
+
+
 def _make_part(
-    job: Job, condition: str, sites: tuple[Any, ...], config: Any, site: str = ""
+    job: Job,
+    condition: str,
+    sites: tuple[Any, ...],
+    config: Any,
+    *,
+    site: str = "",
+    training: Literal["", "federated", "pooled"] = "",
 ) -> Part:
     """Return a part of a job's run."""
     method = job.module
@@ -152,6 +202,7 @@ def _make_part(
         sites,
         config,
         site=site,
+        training=training,
         method=method,
         unit=job.kind.example_name,
         is_private=job.privacy is not None,
@@ -200,7 +251,7 @@ def make_method_sites(
 
 def is_summed_securely(job: Job, part: Part) -> bool:
     """Return whether a secure sum adds up a part's updates."""
-    return job.federation.secure_sum and part.condition == "federated"
+    return job.federation.secure_sum and part.is_federation
 
 
 def find_sampling(job: Job, part: Part) -> RoundSampling | None:
@@ -209,7 +260,7 @@ def find_sampling(job: Job, part: Part) -> RoundSampling | None:
     The draws follow from the job's seed.
     """
     drawn = count_drawn_sites(part.config)
-    if drawn is None or part.condition != "federated":
+    if drawn is None or not part.is_federation:
         return None
     return RoundSampling(drawn, Draws(job.seed), job.module.site_class.for_all_sites)
 
@@ -230,6 +281,13 @@ def plan_rounds(
     if drawn is not None:
         examples = math.ceil(examples * drawn / num_sites)
     return rounds, examples
+
+
+def count_examples_of_few_sentences(job: Job) -> int:
+    """Return how many sentences all trainings on few sentences of a site read."""
+    settings = job.left_out
+    trainings = 2 * len(settings.sentences)  # fine-tuned, and from scratch
+    return trainings * settings.steps * settings.batch_size
 
 
 def estimate_traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
@@ -268,17 +326,22 @@ def explain_incomparable_conditions(parts: Sequence[Part]) -> dict[str, str]:
     Returns:
         The reason by condition, for those that are not comparable.
     """
-    epochs = {part.condition: part.personal_epochs for part in parts}
+    reasons = {}
+    epochs = {part.condition: part.personal_epochs for part in parts if part.is_logged}
     longer = {
         condition: count
         for condition, count in epochs.items()
         if count > epochs.get("pooled", count)
     }
-    if not longer:
-        return {}
-    others = " and ".join(longer)
-    reason = (
-        f"The pooled model is trained without the {max(longer.values())} personal "
-        f"epochs at the end of {others}, so federated may exceed it"
-    )
-    return {"pooled": reason}
+    if longer:
+        others = " and ".join(longer)
+        reasons["pooled"] = (
+            f"The pooled model is trained without the {max(longer.values())} personal "
+            f"epochs at the end of {others}, so federated may exceed it"
+        )
+    if any(part.condition == LEFT_OUT for part in parts):
+        reasons[LEFT_OUT] = (
+            "Left-out: the federation of the other sites, which has seen none of the "
+            "site's notes; it is scored only on types that one of the others annotates"
+        )
+    return reasons

@@ -25,6 +25,7 @@ from fednotes.jobs.field_docs import describe_type, read_docstring
 from fednotes.jobs.job import (
     ConfigTable,
     FederationConfig,
+    LeftOutConfig,
     ListsTable,
     SilosConfig,
     SiteKind,
@@ -45,6 +46,7 @@ from fednotes.taggers.tagger import TaggerConfig
 SHARED_TABLES: Mapping[str, type[Any]] = {
     "silos": SilosConfig,
     "federation": FederationConfig,
+    "left_out": LeftOutConfig,
     "privacy": Privacy,
 }
 

@@ -22,6 +22,7 @@ from fednotes.core.parsing import as_mapping, find_number
 from fednotes.core.store import write_json
 from fednotes.core.wording import format_duration, format_size
 from fednotes.jobs.causes import Cause
+from fednotes.jobs.left_out_table import LeftOutTable, make_left_out_table
 from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.run_files import OptionalNumber, read_versioned
 from fednotes.jobs.score_layouts import SCORES, WORDINGS, DataWording
@@ -35,7 +36,9 @@ SUMMARY = "summary.json"
 PROMISED = "promise.json"
 # The control of method "personal": each site mixes two models of its own.
 OWN_MIX = "own-mix"
-CONDITIONS = ("alone", OWN_MIX, "federated", "pooled")
+# Each site in turn takes no part in the training of the models that it is scored on.
+LEFT_OUT = "left-out"
+CONDITIONS = ("alone", OWN_MIX, "federated", "pooled", LEFT_OUT)
 # Conditions that the federated models are compared with at each site.
 BASELINES = ("alone", OWN_MIX)
 # Largest number of sites in a summary: a report has a section for each.
@@ -99,6 +102,11 @@ class RunResult(BaseModel):
         paired: Condition → site → the difference between the federated model and this
             condition by a paired test, where both were scored on the same documents.
         paired_mean: Condition → the same difference for the means over the sites.
+        left_out: Left-out site → model → its scores on the site's test data
+            (`jobs/left_out.py`).
+        left_out_mean: Model → the means of these scores over the sites, of models that
+            have scores at all of them.
+        left_out_types: Left-out site → the entity types that are scored there.
         config: Tables of the job.
         versions: Versions of the software, and the machine.
         workers: Number of worker processes of a simulation; 1 if there were none.
@@ -133,6 +141,9 @@ class RunResult(BaseModel):
     marks: dict[str, str] = {}
     paired: dict[str, dict[str, PairedDifference]] = {}
     paired_mean: dict[str, PairedDifference] = {}
+    left_out: dict[str, dict[str, dict[str, Any]]] = {}
+    left_out_mean: dict[str, dict[str, Any]] = {}
+    left_out_types: dict[str, list[str]] = {}
     config: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     workers: int = 1
@@ -265,6 +276,15 @@ class RunResult(BaseModel):
         )
 
     @property
+    def left_out_table(self) -> LeftOutTable | None:
+        """The table of the models at left-out sites; None without these."""
+        if not self.left_out:
+            return None
+        return make_left_out_table(
+            self.left_out, self.left_out_mean, self.left_out_types
+        )
+
+    @property
     def cost(self) -> str:
         """The cost of the federation for each site in words, as far as it is known.
 
@@ -337,6 +357,22 @@ class Outcome(BaseModel):
     valid: dict[str, float | None] = {}
     documents: dict[str, list[list[int]]] = {}
     reading: dict[str, dict[str, int]] = {}
+
+
+class LeftOutOutcome(Outcome):
+    """Hold the scores of several models on the test data of a left-out site.
+
+    `scores` and `documents` are those of the federated model.
+
+    Attributes:
+        models: Model → its scores, and the number of "types" that they count.
+        types: The entity types that the site and one of the others annotate.
+        remarks: What could not be trained, in words.
+    """
+
+    models: dict[str, dict[str, Any]]
+    types: list[str]
+    remarks: list[str] = []
 
 
 def read_result(folder: Path) -> RunResult:

@@ -7,6 +7,8 @@ OUT/metrics.jsonl      a line for each evaluation
 OUT/alone/SITE/ …      a folder for each part, with checkpoints/ (until the part is
                        done), done.json and sites/SITE/model; or a single model/ where
                        all sites end with the same model
+OUT/left-out/SITE/     done.json, the scores at a left-out site, and a folder for each
+                       of the parts that the other sites train
 OUT/summary.json       the result
 """
 
@@ -21,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -50,6 +52,7 @@ _MAX_CHANGE_LENGTH = 120  # characters of each
 _MAX_COMMAND_LENGTH = 300  # characters of a command that a message shows
 SEED_PREFIX = "seed-"  # of the folders of the runs of several seeds
 _MAX_NEAR = 4  # number of runs that are named in place of a missing one
+AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
 
 
 # ---- before a run: may the job use the folder? ---------------------------------------
@@ -411,16 +414,17 @@ def read_result_so_far(run: Path) -> RunResult:
     return RunResult.model_validate({**known, "config": config})
 
 
-def read_part_outcome(done: Path) -> Outcome | None:
+def read_part_outcome(done: Path, kind: type[AnyOutcome]) -> AnyOutcome | None:
     """Return the outcome of a finished part; None if it is missing or damaged.
 
     A part without an outcome is trained again.
 
     Args:
         done: The part's done.json.
+        kind: Class of the outcome.
     """
     try:
-        return Outcome.model_validate(read_json(done, strict=False))
+        return kind.model_validate(read_json(done, strict=False))
     except (OSError, ValueError):
         return None
 

@@ -21,6 +21,7 @@ from fednotes.core.store import LOCK, reserving_folder, write_json
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.left_out_table import LeftOutTable, make_left_out_table
 from fednotes.jobs.progress import AnyListener, ProgressListener, to_listener
 from fednotes.jobs.results import BASELINES, SUMMARY, RunResult, read_result
 from fednotes.jobs.run_files import VERSION, OptionalNumber, read_versioned
@@ -84,6 +85,9 @@ class SeedsResult(BaseModel):
             fractions. "std" is the standard deviation of a sample, None for one seed.
         mean: Condition → the same for the means over the sites.
         micro: Condition → the same on the test data of all sites together.
+        left_out: Left-out site → model → kind of score → measure → the same.
+        left_out_mean: Model → the same for the means over the left-out sites.
+        left_out_types: As in `RunResult`.
         bytes_up: "mean", "std" and "n" of the bytes that all sites sent in federated
             training; empty if unknown.
         bytes_down: The same for the bytes that all sites received.
@@ -105,6 +109,9 @@ class SeedsResult(BaseModel):
     sites: dict[str, dict[str, dict[str, Any]]] = {}
     mean: dict[str, dict[str, Any]] = {}
     micro: dict[str, dict[str, Any]] = {}
+    left_out: dict[str, dict[str, dict[str, Any]]] = {}
+    left_out_mean: dict[str, dict[str, Any]] = {}
+    left_out_types: dict[str, list[str]] = {}
     bytes_up: dict[str, Any] = {}
     bytes_down: dict[str, Any] = {}
     differences: list[SeedDifference] = []
@@ -126,6 +133,15 @@ class SeedsResult(BaseModel):
             for site, conditions in by_site.items()
             for condition, scores in conditions.items()
         ]
+
+    @property
+    def left_out_table(self) -> LeftOutTable | None:
+        """The table of the models at left-out sites; None without these."""
+        if not self.left_out:
+            return None
+        return make_left_out_table(
+            self.left_out, self.left_out_mean, self.left_out_types
+        )
 
     def write(self, folder: Path) -> None:
         """Write seeds.json into a folder."""
@@ -425,6 +441,9 @@ def summarise_runs(results: Sequence[RunResult], command: str = "") -> SeedsResu
         sites=summarise([result.sites for result in results]),
         mean=summarise([result.mean for result in results]),
         micro=summarise([result.micro for result in results]),
+        left_out=summarise([result.left_out for result in results]),
+        left_out_mean=summarise([result.left_out_mean for result in results]),
+        left_out_types=first.left_out_types,
         bytes_up=traffic.get("up", {}),
         bytes_down=traffic.get("down", {}),
         differences=differences,

@@ -220,6 +220,7 @@ class _SettingsLister:
         """Yield the keys of the tables other than [training], [model] and sites."""
         tables: dict[str, Any] = {
             "federation": self.job.federation,
+            "left_out": self.job.left_out,
             "privacy": self.job.privacy,
             "silos": self.job.silos,
             "synthetic": self.job.synthetic,

@@ -27,6 +27,8 @@ from fednotes.core.types import SiteData
 from fednotes.engines.remote_programs import wait_for_links
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import Job, Sites, count_data
+from fednotes.jobs.left_out import LeftOutSite, TrainedModels, find_trained_models
+from fednotes.jobs.left_out_sites import explain_others_not_left_out, list_others
 from fednotes.jobs.local_files import digest_model_files
 from fednotes.jobs.metrics_file import (
     METRICS,
@@ -38,6 +40,7 @@ from fednotes.jobs.metrics_file import (
 from fednotes.jobs.part_training import PartRun, SitesHere, train_part
 from fednotes.jobs.parts import (
     Part,
+    count_examples_of_few_sentences,
     estimate_traffic,
     explain_incomparable_conditions,
     plan_rounds,
@@ -49,7 +52,14 @@ from fednotes.jobs.progress import (
     reporting,
     to_listener,
 )
-from fednotes.jobs.results import BASELINES, Outcome, PairedDifference, RunResult
+from fednotes.jobs.results import (
+    BASELINES,
+    LEFT_OUT,
+    LeftOutOutcome,
+    Outcome,
+    PairedDifference,
+    RunResult,
+)
 from fednotes.jobs.run_files import VERSION
 from fednotes.jobs.run_folder import (
     FAILURE,
@@ -176,6 +186,8 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
         with telling_how_to_resume(f"{command} --resume"), reporting(events, out):
             run = _Run(job, out, resume, events, pool)
             outcomes = run.train_parts(parts, sites.data)
+            left_out = run.score_left_out_sites(parts, sites.data, outcomes)
+            outcomes |= left_out
             result = _make_result(job, sites, facts, parts, outcomes, command, pool)
             result.write(out)
     return result
@@ -226,12 +238,12 @@ class _Run:
         if not (self.resume and (self.out / METRICS).exists()):
             write_text(self.out / METRICS, "")
         (self.out / FAILURE).unlink(missing_ok=True)
-        self.listener.plan(self._plan_work(parts))
+        self.listener.plan(self._plan_work(parts) | self._plan_few_sentences(parts))
 
         outcomes: dict[str, Outcome] = {}
         for part in parts:
             done = self.out / part.name / "done.json"
-            outcome = read_part_outcome(done) if self.resume else None
+            outcome = read_part_outcome(done, Outcome) if self.resume else None
             if outcome is not None:
                 outcomes[part.name] = outcome
         unfinished = [part for part in parts if part.name not in outcomes]
@@ -361,6 +373,75 @@ class _Run:
         write_json(folder / "done.json", outcome.model_dump())
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
+    def score_left_out_sites(
+        self,
+        parts: Sequence[Part],
+        sites: Sequence[Any],
+        outcomes: Mapping[str, Outcome],
+    ) -> dict[str, LeftOutOutcome]:
+        """Score the models of other sites at each left-out site; return the outcomes.
+
+        Args:
+            parts: All parts of the run.
+            sites: Data of all sites.
+            outcomes: Outcome of each part by its name.
+        """
+        left_out = {}
+        for site in sites:
+            trained = [part for part in parts if part.training and part.site == site.id]
+            if not trained:
+                continue
+            name = f"{LEFT_OUT}/{site.id}"
+            done = self.out / name / "done.json"
+            outcome = read_part_outcome(done, LeftOutOutcome) if self.resume else None
+            if outcome is None:
+                with recording_failure(self.out, name):
+                    scorer = LeftOutSite(
+                        self.job, site, list_others(sites, site), self.workers.device
+                    )
+                    models = self._find_models(site, parts, outcomes)
+                    outcome = scorer.score(models)
+                write_json(done, outcome.model_dump())
+            left_out[name] = outcome
+        return left_out
+
+    def _find_models(
+        self, site: Any, parts: Sequence[Part], outcomes: Mapping[str, Outcome]
+    ) -> TrainedModels:
+        """Return the models that the other sites have trained.
+
+        Args:
+            site: Data of the left-out site.
+            parts: All parts of the run.
+            outcomes: Outcome of each part by its name.
+        """
+        models = TrainedModels([], [], [])
+        for part in parts:
+            if part.condition == "alone" and part.site != site.id:
+                chosen = models.alone
+            elif part.condition == LEFT_OUT and part.site == site.id:
+                is_pooled = part.training == "pooled"
+                chosen = models.pooled if is_pooled else models.federated
+            else:
+                continue
+            chosen += find_trained_models(
+                self.out / part.name, part.sites, outcomes[part.name].valid
+            )
+        return models
+
+    def _plan_few_sentences(self, parts: Sequence[Part]) -> dict[str, float]:
+        """Return how many examples are read of each left-out site that has no scores.
+
+        Args:
+            parts: All parts of the run.
+        """
+        names = {f"{LEFT_OUT}/{part.site}" for part in parts if part.training}
+        return {
+            name: float(count_examples_of_few_sentences(self.job))
+            for name in sorted(names)
+            if not (self.resume and (self.out / name / "done.json").exists())
+        }
+
     def _plan_work(self, parts: Sequence[Part]) -> dict[str, float]:
         """Return how many examples each unfinished part reads over all rounds."""
         work = {}
@@ -398,7 +479,7 @@ class _PartEvents:
     def round(self, result: RoundResult) -> None:
         """Log an evaluation, and pass the round on."""
         self._drawn.update(result.drawn)
-        if result.evaluated:
+        if result.evaluated and self._part.is_logged:
             entry = describe_evaluation(result, self._part, self._drawn)
             append_entry(self._metrics, entry)
             self._drawn.clear()
@@ -468,12 +549,20 @@ def _make_result(
         sites: Data of the job's sites.
         facts: Facts about the sites' data that can explain low scores.
         parts: The parts of the run.
-        outcomes: Name of each part to its outcome.
+        outcomes: Name of each part, or of each left-out site, to its outcome.
         command: Command that repeats the run.
         pool: The workers that trained the parts.
     """
     by_condition = _group_by_condition(outcomes)
-    scores = _RunScores.collect(by_condition, [site.id for site in sites.data])
+    # What other sites train is scored at the left-out site, and not at their own.
+    unscored = {part.name for part in parts if part.training}
+    scores = _RunScores.collect(
+        _group_by_condition(
+            {name: each for name, each in outcomes.items() if name not in unscored}
+        ),
+        [site.id for site in sites.data],
+    )
+    left_out = _gather_left_out(outcomes)
     costs = {
         condition: _sum_costs(condition_outcomes)
         for condition, condition_outcomes in by_condition.items()
@@ -489,6 +578,10 @@ def _make_result(
     if federated is not None and federated.described:
         remarks.append(f"federated: {federated.described}")
     remarks += map(str, causes)
+    if LEFT_OUT in job.conditions:
+        remarks += explain_others_not_left_out(job, sites.data)
+    for outcome in left_out.values():
+        remarks += outcome.remarks
     remarks += remark_on_processors(pool.processors)
     return RunResult(
         version=VERSION,
@@ -515,6 +608,9 @@ def _make_result(
         marks=explain_incomparable_conditions(parts),
         paired=paired,
         paired_mean=paired_mean,
+        left_out={site: outcome.models for site, outcome in left_out.items()},
+        left_out_mean=_average_models(list(left_out.values())),
+        left_out_types={site: outcome.types for site, outcome in left_out.items()},
         config=dict(job.table),
         versions=list_versions(),
         workers=pool.count,
@@ -548,15 +644,39 @@ class _RunScores:
         scores = cls({site: {} for site in site_ids}, {}, {}, {})
         for condition, outcomes in by_condition.items():
             scores_by_site = _gather_scores(outcomes)
-            for site in site_ids:
+            scored_sites = [site for site in site_ids if site in scores_by_site]
+            for site in scored_sites:
                 scores.by_site[site][condition] = scores_by_site[site]
-            scores_in_order = [scores_by_site[site] for site in site_ids]
+            scores_in_order = [scores_by_site[site] for site in scored_sites]
             scores.mean[condition] = average_scores(scores_in_order)
             micro_scores = score_all_test_data(scores_in_order)
             if micro_scores:
                 scores.micro[condition] = micro_scores
             scores.validation[condition] = _gather_validation(outcomes)
         return scores
+
+
+def _gather_left_out(outcomes: Mapping[str, Outcome]) -> dict[str, LeftOutOutcome]:
+    """Return the outcomes of left-out sites, by site.
+
+    Args:
+        outcomes: Name of each part, or of each left-out site, to its outcome.
+    """
+    return {
+        name.removeprefix(f"{LEFT_OUT}/"): outcome
+        for name, outcome in outcomes.items()
+        if isinstance(outcome, LeftOutOutcome)
+    }
+
+
+def _average_models(outcomes: Sequence[LeftOutOutcome]) -> dict[str, dict[str, Any]]:
+    """Return the means of each model's scores over left-out sites, if all have it."""
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.models)
+    return {
+        name: average_scores([outcome.models[name] for outcome in outcomes])
+        for name in names
+        if all(name in outcome.models for outcome in outcomes)
+    }
 
 
 def _group_by_condition(outcomes: Mapping[str, Outcome]) -> dict[str, list[Outcome]]:

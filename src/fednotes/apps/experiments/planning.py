@@ -50,6 +50,7 @@ _NOT_DATA = {
     "conditions",
     "threads",
     "federation",
+    "left_out",
     "method",
 }
 

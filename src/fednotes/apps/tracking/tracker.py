@@ -71,7 +71,9 @@ class Tracker(ProgressListener):
 
     def round(self, result: RoundResult) -> None:
         """Add an evaluation to the curves."""
-        if self._is_open and self._part is not None and result.evaluated:
+        if not self._is_open or self._part is None or not self._part.is_logged:
+            return
+        if result.evaluated:
             self._add_entry(describe_evaluation(result, self._part))
 
     def finish(self, folder: Path) -> None:

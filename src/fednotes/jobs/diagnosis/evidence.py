@@ -12,7 +12,7 @@ from fednotes.jobs.declaration import add_placeholders, parse_declared
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_recorded_job, parse_job
 from fednotes.jobs.metrics_file import read_metrics
-from fednotes.jobs.results import SUMMARY, RunResult, read_result
+from fednotes.jobs.results import SUMMARY, Outcome, RunResult, read_result
 from fednotes.jobs.run_folder import (
     FAILURE,
     JOB_RECORD,
@@ -152,7 +152,7 @@ def _read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the scores of the finished parts of a run that has not ended."""
     scores: dict[str, dict[str, Any]] = {}
     for done in sorted((*folder.glob("*/done.json"), *folder.glob("*/*/done.json"))):
-        outcome = read_part_outcome(done)
+        outcome = read_part_outcome(done, Outcome)
         if outcome is not None:
             condition = done.relative_to(folder).parts[0]
             for site, of_site in outcome.scores.items():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fednotes.core.wording import list_names
 from fednotes.jobs.causes import Cause, Evidence, limit_importance
 from fednotes.jobs.diagnosis.evidence import RunEvidence
+from fednotes.jobs.results import Outcome
 from fednotes.jobs.run_folder import read_part_outcome
 
 # English notes have about 1.3 to 1.5 sub-words a word in encoders of English text. Two
@@ -17,7 +18,7 @@ ENOUGH_WORDS = 1000  # the mean of fewer words is that of a few odd ones
 
 def find_vocabulary_causes(run: RunEvidence) -> Iterator[Cause]:
     """Yield a cause if an encoder splits the words of sites into many sub-words."""
-    outcome = read_part_outcome(run.folder / "federated" / "done.json")
+    outcome = read_part_outcome(run.folder / "federated" / "done.json", Outcome)
     if outcome is None:
         return
     pieces = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, SiteData
 from fednotes.encoders.features import find_default_cache
-from fednotes.jobs.job import ComparedSites, Job, Side
+from fednotes.jobs.job import ComparedSites, Side
+from fednotes.jobs.left_out import find_mentions, find_trained_models
+from fednotes.jobs.left_out_sites import list_others, list_shared_types
+from fednotes.jobs.results import LEFT_OUT
 from fednotes.jobs.run_folder import find_model_folder, require_same_data
 from fednotes.metrics.paired_tests import bootstrap_documents
 from fednotes.metrics.spans import SpanCounts
@@ -36,9 +37,9 @@ def compare_documents(a: Side, b: Side, metric: str, samples: int) -> ComparedSi
                 f"{a.run} and {b.run} do not have the same test data at site "
                 f"{site.id!r}"
             )
-        predicted_a = _predict(a.run, a.condition, site)
-        predicted_b = _predict(b.run, b.condition, site)
-        types = _list_scored_types(a.job, site)
+        predicted_a = _predict(a, site)
+        predicted_b = _predict(b, site)
+        types = _list_scored_types(a, b, site)
         compared.tests[site.id] = bootstrap_documents(
             site.test,
             predicted_a,
@@ -64,14 +65,26 @@ def _list_test_texts(site: SiteData) -> list[str]:
     return [document.text for document in site.test]
 
 
-def _list_scored_types(job: Job, site: SiteData) -> tuple[str, ...]:
-    """Return the types that a run scores on a site's test data."""
-    types: tuple[str, ...] = job.module.inner_site_class.list_judged_types(site)
+def _list_scored_types(a: Side, b: Side, site: SiteData) -> tuple[str, ...]:
+    """Return the types by which two sides are compared on a site's test data.
+
+    Models of other sites know only the types that one of these annotates.
+    """
+    types: tuple[str, ...] = a.job.module.inner_site_class.list_judged_types(site)
+    for side in (a, b):
+        if side.condition == LEFT_OUT:
+            others = list_others(side.sites, site)
+            shared = list_shared_types(side.job, site, others)
+            types = tuple(name for name in types if name in shared)
     return types
 
 
-def _predict(run: Path, condition: str, site: SiteData) -> tuple[Document, ...]:
+def _predict(side: Side, site: SiteData) -> tuple[Document, ...]:
     """Return a site's test documents with the mentions that its saved model finds."""
-    model = load_model(find_model_folder(run, condition, site.id))
+    if side.condition == LEFT_OUT:
+        folder = side.run / LEFT_OUT / site.id / "federated"
+        models = find_trained_models(folder, list_others(side.sites, site))
+        return find_mentions(models, site.test)
+    model = load_model(find_model_folder(side.run, side.condition, site.id))
     documents = model.prepare(site.test, cache=find_default_cache(), gold=False)
     return model.predict(documents)
