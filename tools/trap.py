@@ -25,7 +25,7 @@ server sees only the sum over all sites.
     encoders     The lowest layer of an encoder flags the sentence of one chosen word, and each of
                  its units responds to one position of this sentence (`trap_encoders.py`). Success
                  is the fraction of the sentence's first words that are named: the first 24, or as
-                 many as the rank of a low-rank change. The chosen word occurs once in the data of
+                 many as the rank of a LoRA adapter. The chosen word occurs once in the data of
                  all sites.
 
 The control reads an update of honest parameters in the same way. The chosen words and
@@ -461,7 +461,7 @@ def require_permitted(site: Any, total: Total) -> None:
 
 ENCODER_SENTENCES = 60  # of each site
 TRIES = 3  # chosen words of a seed
-SCALE = 2.0  # alpha / rank of a low-rank change, as jobs have it by default
+SCALE = 2.0  # alpha / rank of a LoRA adapter, as jobs have it by default
 ALL_SENTENCES = ENCODER_SENTENCES * SITES  # a batch of which an epoch is one step
 SENTENCE_NOISE = {"epsilon": 8, "unit": "sentence", "rate": 0.5}
 
@@ -520,15 +520,15 @@ ENCODER_JOBS = {
     "pretrain, encoder": encoder_setting(
         "pretrain", "encoder", length=32, head_cycles=0
     ),
-    "finetune, low-rank, one step": encoder_setting(
+    "finetune, LoRA, one step": encoder_setting(
         "finetune", "lora", batch_size=ALL_SENTENCES
     ),
-    "finetune, low-rank": encoder_setting("finetune", "lora"),
-    "finetune, low-rank, ε = 8": encoder_setting("finetune", "lora", noise=True),
-    "personal, low-rank, one step": encoder_setting(
+    "finetune, LoRA": encoder_setting("finetune", "lora"),
+    "finetune, LoRA, ε = 8": encoder_setting("finetune", "lora", noise=True),
+    "personal, LoRA, one step": encoder_setting(
         "personal", "lora", batch_size=ALL_SENTENCES
     ),
-    "personal, low-rank": encoder_setting("personal", "lora"),
+    "personal, LoRA": encoder_setting("personal", "lora"),
     "distill, encoder": distilled_encoder(8),
     "distill, encoder, one step": distilled_encoder(ENCODER_SENTENCES),
 }

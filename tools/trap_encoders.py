@@ -1,8 +1,8 @@
 """Craft parameters with which an encoder's update reveals the words of a chosen sentence.
 
 A server knows the encoder's word, position and type embeddings. It changes the linear
-layers of the encoder's lowest layer by low-rank matrices. If a job trains low-rank
-changes, the matrices fit into these; otherwise, they are added to the weights:
+layers of the encoder's lowest layer by low-rank matrices. If a job trains LoRA
+adapters, these become the matrices; otherwise, the matrices are added to the weights:
 
 1. Each attention head looks for a chosen word. If a sentence has this word, every token
    of the sentence gets a flag: large values in a few coordinates.
@@ -40,7 +40,7 @@ OUTPUT, FEED_FORWARD = (
     f"{LAYER}{name}" for name in ("attention.output.dense", "intermediate.dense")
 )
 FIRST_POSITION = 1  # position 0 has [CLS]
-RANK = 8  # of a low-rank change, which therefore has units for as many positions
+RANK = 8  # of a LoRA adapter, which therefore has units for eight positions
 POSITIONS = 24  # that are read where weights travel
 ATTENTION = 20.0  # score of the chosen word
 LOUD = 16.0  # key and value of the chosen word, so that the encoder's own are small
@@ -166,7 +166,7 @@ class SentenceTrap:
         """Return weights (positions, width) and biases (positions,) of the units.
 
         The threshold of a unit lies half way between what opens it and all else. A
-        low-rank change has no bias; its threshold is a multiple of the constant
+        LoRA adapter has no bias; its threshold is a multiple of the constant
         direction, of which all tokens have about as much.
         """
         places = []
@@ -288,7 +288,7 @@ def set_trap(
     Args:
         tensors: What an honest server sends.
         trap: The changes of the encoder.
-        scale: alpha / rank of the job's low-rank changes.
+        scale: alpha / rank of the job's LoRA adapters.
     """
     trapped = {name: value.clone() for name, value in tensors.items()}
     if "lora.down" not in trapped:

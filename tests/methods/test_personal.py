@@ -522,7 +522,7 @@ def test_pooled_training_uses_all_notes_and_wrong_settings_are_refused(
         personal.METHOD.configure_alone(settings, sites)[0]
     )
     with pytest.raises(
-        ConfigError, match='trains low-rank changes of a frozen encoder: set train = "l'
+        ConfigError, match='trains LoRA adapters in a frozen encoder: set train = "l'
     ):
         Config(model=TokenClassifierConfig(train="all"))
     with pytest.raises(

@@ -329,8 +329,8 @@ def test_low_rank_changes_are_saved_as_weights(
     model.train(False), plain.train(False)
     first = model.losses(corpus, every).source
     assert torch.equal(first, plain.losses(plain.prepare(documents), every).source)
-    assert len(model.changes) == number
-    for each in model.changes:
+    assert len(model.adapters) == number
+    for each in model.adapters:
         with torch.no_grad():
             each.up.normal_(generator=torch.Generator().manual_seed(1))
     before = {name: value.clone() for name, value in model.encoder.state_dict().items()}
@@ -340,13 +340,13 @@ def test_low_rank_changes_are_saved_as_weights(
     assert all(torch.equal(v, before[n]) for n, v in model.encoder.state_dict().items())
     reopened = open_token_classifier(tmp_path / "saved")
     assert isinstance(reopened, TokenClassifier)
-    assert not reopened.changes
+    assert not reopened.adapters
     assert not [name for name in reopened.state_dict() if "up" in name.split(".")]
     again = reopened.losses(reopened.prepare(documents), every).source
     torch.testing.assert_close(again, changed, rtol=1e-4, atol=1e-5)
     changed.sum().backward()
     assert not [n for n, p in model.encoder.named_parameters() if p.grad is not None]
-    assert all(bool(each.down.grad.any()) for each in model.changes)
+    assert all(bool(each.down.grad.any()) for each in model.adapters)
 
 
 def test_unavailable_attention_maps_are_refused_with_a_remedy(

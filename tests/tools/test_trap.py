@@ -42,9 +42,9 @@ def test_trap_weights_read_neighbours_of_words_through_a_secure_sum(job: str) ->
     "job",
     [
         "finetune, encoder",
-        "finetune, low-rank, one step",
+        "finetune, LoRA, one step",
         "pretrain, encoder",
-        "personal, low-rank, one step",
+        "personal, LoRA, one step",
     ],
 )
 def test_trap_weights_of_an_encoder_read_a_sentence_through_a_secure_sum(

@@ -1,4 +1,4 @@
-"""Trainable additions to a frozen transformer: prompts and low-rank changes.
+"""Trainable additions to a frozen transformer: prompts and LoRA adapters.
 
 Prompts are trainable keys and values in addition to those that a frozen transformer
 computes (Chen et al. 2022, LightNER; Wang et al. 2023, Appendix B). All layers share
@@ -16,10 +16,10 @@ without the argument an installed model computes exactly the same numbers as bef
 (The usual way, a prefix in a `DynamicCache`, shifts a decoder's positions and does not
 work for an encoder.)
 
-LoRA makes low-rank changes of a frozen model's weights (Hu et al. 2021). Each chosen
-linear map becomes W + (scale / rank) · B A. B starts at zero, so the model initially
-equals the frozen one, bit for bit. W itself never changes: the change is added to the
-map's output while `applied` is open, so models that share a frozen encoder do not
+LoRA (Hu et al. 2021) adds a low-rank adapter to each chosen linear layer, whose weights
+become W + (alpha / rank) · B A. B starts at zero, so the model initially equals the
+frozen one, bit for bit. W itself never changes: the adapter's output is added to that
+of the layer while `LoRA.applying` is open, so models that share a frozen encoder do not
 affect each other.
 """
 
@@ -261,7 +261,7 @@ def _draw_uniform(layers: int, inputs: int, outputs: int) -> Tensor:
 
 
 class LoRA(nn.Module):
-    """Low-rank changes of some linear layers of an encoder.
+    """LoRA adapters of some linear layers of an encoder.
 
     The parameters are down (A) and up (B). If all layers have the same size, they are
     (layers, rank, inputs) and (layers, outputs, rank); otherwise they are concatenated,
@@ -269,9 +269,9 @@ class LoRA(nn.Module):
     the layer's name.
 
     Args:
-        linears: The linear layers to change; see `find_linears`.
-        rank: The rank of the changes.
-        alpha: The scale of the changes times the rank.
+        linears: The linear layers to adapt; see `find_linears`.
+        rank: The rank of the adapters.
+        alpha: The scale of the adapters times the rank.
         seed: The seed of the initial values.
         layer: The name of the layer.
     """
@@ -314,12 +314,12 @@ class LoRA(nn.Module):
 
     @contextmanager
     def applying(self, linears: Sequence[nn.Linear]) -> Iterator[None]:
-        """While the context is open, add the changes to the outputs of linear layers.
+        """While the context is open, add the adapters' outputs to those of the layers.
 
         Open it for one forward pass at a time, because it affects shared modules.
 
         Args:
-            linears: The layers, in the order in which the changes were created.
+            linears: The layers, in the order in which the adapters were created.
         """
         with ExitStack() as stack:
             for linear, (down, up) in zip(linears, self._iterate_pairs(), strict=True):
@@ -329,10 +329,10 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def merge(self, linears: Sequence[nn.Linear]) -> None:
-        """Add the changes permanently to the weights of linear layers.
+        """Add the adapters permanently to the weights of the layers.
 
         Args:
-            linears: The layers, in the order in which the changes were created.
+            linears: The layers, in the order in which the adapters were created.
         """
         for linear, (down, up) in zip(linears, self._iterate_pairs(), strict=True):
             linear.weight += self.scale * up @ down
@@ -344,7 +344,7 @@ def find_linears(
     *,
     remedy: str = 'set [model] maps = "all"',
 ) -> list[nn.Linear]:
-    """Return the linear layers for low-rank changes, bottom to top.
+    """Return the linear layers for LoRA adapters, bottom to top.
 
     Args:
         model: The encoder.
@@ -378,15 +378,14 @@ def find_linears(
     if not stacked or changed != "attention":
         remedy = "use an encoder such as BERT"
     raise ConfigError(
-        f"low-rank changes cannot be made to encoders of kind {kind!r} ({problem}): "
-        f"{remedy}"
+        f"LoRA adapters do not fit encoders of kind {kind!r} ({problem}): {remedy}"
     )
 
 
 def _make_hook(down: Tensor, up: Tensor, scale: float) -> Any:
-    """Return a forward hook that adds a low-rank change to a linear layer's output."""
+    """Return a forward hook that adds a LoRA adapter to a linear layer's output."""
 
-    def add_change(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def add_adapter(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output + scale * F.linear(F.linear(inputs[0], down), up)
 
-    return add_change
+    return add_adapter

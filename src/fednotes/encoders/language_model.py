@@ -321,12 +321,12 @@ class LanguageModelConfig:
             directory's width.
         train: Parameters to train: "encoder" all except the word embeddings (which are
             also the output matrix) and the output bias; "all" every parameter, as in
-            the paper; "top" the last layers; "lora" low-rank changes. The head's
+            the paper; "top" the last layers; "lora" LoRA adapters. The head's
             transform is always trained.
         top: Number of layers to train with train = "top".
-        rank: Rank of the low-rank changes with train = "lora": W + alpha / rank · B A.
+        rank: Rank of the LoRA adapters with train = "lora": W + alpha / rank · B A.
             A higher rank can learn more and sends more bytes.
-        alpha: Scale of the low-rank changes; see `rank`.
+        alpha: Scale of the LoRA adapters; see `rank`.
         maps: Matrices of each layer that train = "lora" changes: "all", or those of
             queries and values ("attention").
     """
@@ -436,8 +436,8 @@ class LanguageModel(nn.Module):
             should be trained for some steps (see `select_head`) before the encoder.
         revealing: Whether word embeddings or output bias are trained.
         batch_listeners: Callbacks that receive each batch before the model reads it.
-        lora: The low-rank changes, or None.
-        adapted_layers: The linear layers with low-rank changes, in their order.
+        lora: The LoRA adapters, or None.
+        adapted_layers: The linear layers with LoRA adapters, in their order.
     """
 
     def __init__(
@@ -646,7 +646,7 @@ class LanguageModel(nn.Module):
     def save(self, directory: Path) -> None:
         """Write a Hugging Face directory, which `AutoModel` and `AutoTokenizer` load.
 
-        Low-rank changes are merged into the weights. An earlier model in the directory
+        LoRA adapters are merged into the weights. An earlier model in the directory
         stays until the new one is complete.
 
         Raises:

@@ -118,7 +118,7 @@ class Averaging(Aggregation):
             if memory is short.
         learning_rate: Learning rate of AdamW at the sites. Its moments and schedule
             continue from cycle to cycle.
-        lora_learning_rate: Learning rate of the low-rank (LoRA) matrices; 0 uses
+        lora_learning_rate: Learning rate of the LoRA matrices; 0 uses
             `learning_rate`. Set it if these matrices need larger steps than the layers
             that are trained completely.
         warmup: Fraction of a site's steps over which the learning rate rises.

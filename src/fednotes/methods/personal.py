@@ -2,7 +2,7 @@
 
 It is for sites with different tag sets, so that none loses by taking part. A site
 trains two token classifiers on its own tags. The local one uses only the site's data.
-The federated one has a low-rank change that all sites average and another that stays at
+The federated one has LoRA adapters that all sites average and others that stay at
 the site; sites share the output rows of tags that mean the same at each of them. The
 predictions of both models are mixed, and the federated model is trained on the mixture.
 Then it is tested, saved and used.
@@ -69,7 +69,7 @@ from fednotes.taggers.partial import Soft
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.saving import read_model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
-from fednotes.training.local_trainer import CHANGES, LocalTrainer
+from fednotes.training.local_trainer import ADAPTERS, LocalTrainer
 from fednotes.training.server_steps import needs_each_update
 from fednotes.training.sites import (
     list_earlier_classifier_warnings,
@@ -88,7 +88,7 @@ RATE = 0.1
 class Config(Averaging):
     """Settings of fine-tuning with a personal model for each site.
 
-    With differential privacy, both low-rank changes of the federated model, the shared
+    With differential privacy, all LoRA adapters of the federated model, the shared
     one and the one that stays at the site, are trained privately. Only this model is
     kept, because the scores of a model trained on the notes without protection would
     reveal facts about them.
@@ -98,9 +98,9 @@ class Config(Averaging):
         share_outputs: Tags whose rows of the classifier are shared: "common" shares
             tags that two or more sites have ("O" only if all sites annotate the same
             types, because it otherwise means different things); "none" shares no row.
-        share_change: Whether the low-rank change of the encoder is shared. If it is
-            false and share_outputs = "none", each site mixes two models of its own,
-            which is the control that a federation has to beat.
+        share_change: Whether LoRA adapters of the encoder are shared. If it is false
+            and share_outputs = "none", each site mixes two models of its own, which is
+            the control that a federation has to beat.
         mix: Weight of the federated model in the mix; the site's own model gets the
             rest.
         distil_epochs: Number of epochs in which the federated model is trained on the
@@ -140,8 +140,8 @@ class Config(Averaging):
             )
         if self.model.train != "lora":
             raise ConfigError(
-                f'train = "{self.model.train}": the method personal trains low-rank '
-                'changes of a frozen encoder: set train = "lora"'
+                f'train = "{self.model.train}": the method personal trains LoRA '
+                'adapters in a frozen encoder: set train = "lora"'
             )
 
 
@@ -167,14 +167,14 @@ def separate_classifier_rows(model: Model) -> dict[str, nn.Parameter]:
         model: A token classifier, whose classifier is changed in place.
 
     Returns:
-        The low-rank changes, and for each tag "classifier.weight.TAG", (1, width), and
+        The LoRA adapters, and for each tag "classifier.weight.TAG", (1, width), and
         "classifier.bias.TAG", (1,).
     """
     assert isinstance(model, TokenClassifier)
     parameters = {
         name: parameter
         for name, parameter in model.trainable().items()
-        if name.split(".")[0] in CHANGES
+        if name.split(".")[0] in ADAPTERS
     }
     for part, _ in list(model.classifier.named_parameters()):
         parametrize.register_parametrization(model.classifier, part, _Rows())
@@ -679,7 +679,7 @@ class Personal(finetune.Finetune):
         sites: Sequence[SiteData],
         complete: Sequence[SiteData] | None,
     ) -> tuple[tuple[SiteData, ...], finetune.Config]:
-        """Return the pooled data and the settings of low-rank fine-tuning."""
+        """Return the pooled data and the settings of fine-tuning with LoRA adapters."""
         return super().configure_pooled(
             make_finetune_config(config, config.tags), sites, complete
         )

@@ -4,7 +4,7 @@ Any Hugging Face encoder reads the text. A word's vector is the mean of its sub-
 states above a chosen layer; a projection and a CRF predict its tag. The CRF's
 parameters are trained and sent, and in addition with
 
-    tuning = "lora"      low-rank changes of the query and value projections
+    tuning = "lora"      LoRA adapters in the query and value projections
                          (Hu et al. 2021)
     tuning = "prompts"   keys and values beside those of the text (LightNER; Wang et al.
                          2023, Eq. 14)
@@ -72,7 +72,7 @@ from fednotes.taggers.model import (
 
 @checked(frozen=True)
 class EncoderTaggerConfig(ModelConfig):
-    """A pre-trained encoder, tuned by low-rank changes or prompts, with a CRF on top.
+    """A pre-trained encoder, tuned with LoRA adapters or prompts, with a CRF on top.
 
     Attributes:
         kind: The encoder-tagger.
@@ -80,8 +80,8 @@ class EncoderTaggerConfig(ModelConfig):
         layer: Last layer of the encoder to run; 0 runs all. Default: 5 for "minilm",
             whose sixth layer carries less information about words; otherwise all.
         tuning: How the encoder is tuned.
-        rank: Rank of low-rank changes: W + alpha / rank · B A.
-        alpha: Scale of low-rank changes; see `rank`.
+        rank: Rank of the LoRA adapters: W + alpha / rank · B A.
+        alpha: Scale of the LoRA adapters; see `rank`.
         prompts: Number of prompts for each layer; 0 for none.
         prompt_hidden: Width of the layer that computes the prompts.
         dropout: Dropout rate of the words' vectors.
@@ -283,7 +283,7 @@ def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
 
 @lru_cache(maxsize=8)
 def _find_linears(backbone: Backbone) -> list[nn.Linear]:
-    """Return a backbone's linear layers for low-rank changes, once per process."""
+    """Return a backbone's linear layers for LoRA adapters, once per process."""
     return find_linears(backbone.model, remedy='use [model] kind = "token-classifier"')
 
 
@@ -298,7 +298,7 @@ class EncoderTagger(TaggingModel):
 
     Attributes:
         backbone: The shared encoder.
-        lora: The low-rank changes, or None.
+        lora: The LoRA adapters, or None.
         prompts: The prompts, or None.
         crf: The projection to tags, and the CRF.
     """

@@ -14,8 +14,8 @@ the first word of a parameter's name. The trained parts are:
                         site's words
     train = "all"       everything, as Liu and Miller 2020 did
     train = "top"       the uppermost layers and the classifier
-    train = "lora"      low-rank changes of the layers' maps, and the classifier. A
-                        saved model has the changes in its weights
+    train = "lora"      LoRA adapters in the layers' linear maps, and the classifier. A
+                        saved model has the adapters merged into its weights
 
 With context = "document" a whole document is one unit of training and prediction. A
 unit that exceeds the model's positions is read in overlapping windows, and each word is
@@ -99,12 +99,12 @@ class TokenClassifierConfig(ModelConfig):
         context: Text that the encoder reads at once.
         train: Parameters to train: "encoder" all except the word embeddings; "all"
             every parameter; "top" the uppermost layers and the classifier; "lora"
-            low-rank changes and the classifier. Fewer parameters need less memory and
+            LoRA adapters and the classifier. Fewer parameters need less memory and
             fewer bytes.
         top: Number of layers to train with train = "top".
-        rank: Rank of the low-rank changes with train = "lora": W + alpha / rank · B A.
+        rank: Rank of the LoRA adapters with train = "lora": W + alpha / rank · B A.
             A higher rank can learn more and sends more bytes.
-        alpha: Scale of the low-rank changes; see `rank`.
+        alpha: Scale of the LoRA adapters; see `rank`.
         maps: Matrices of each layer that train = "lora" changes: "all", or those of
             queries and values ("attention").
         window: Number of sub-words that are read at once, including special tokens; 0
@@ -161,7 +161,7 @@ class TokenClassifier(TaggingModel, SavesItself):
 
     Attributes:
         tokenizer: The encoder's tokenizer.
-        adapted_layers: The linear layers with low-rank changes, in their order.
+        adapted_layers: The linear layers with LoRA adapters, in their order.
     """
 
     transfer = "classifier.weight"
@@ -216,7 +216,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         return tuple(int(layer.shape[-1]) for layer in layers)
 
     def adapt(self, seed: int, name: str = "lora") -> None:
-        """Add trainable low-rank changes; those with other names are kept.
+        """Add trainable LoRA adapters; those with other names are kept.
 
         Args:
             seed: The seed of their initial values.
@@ -227,8 +227,8 @@ class TokenClassifier(TaggingModel, SavesItself):
         """
         config = self.config
         self.adapted_layers = find_linears(self.library, config.maps)
-        changes = LoRA(self.adapted_layers, config.rank, config.alpha, seed, name)
-        self.add_module(name, changes.to(self.device))
+        adapters = LoRA(self.adapted_layers, config.rank, config.alpha, seed, name)
+        self.add_module(name, adapters.to(self.device))
 
     def copy_with_classifier(self, classifier: nn.Linear) -> TokenClassifier:
         """Return a copy of the model with this classifier."""
@@ -238,13 +238,13 @@ class TokenClassifier(TaggingModel, SavesItself):
         return copied
 
     @property
-    def changes(self) -> list[LoRA]:
-        """The low-rank changes, in the order in which they were added."""
+    def adapters(self) -> list[LoRA]:
+        """The LoRA adapters, in the order in which they were added."""
         return [part for part in self.children() if isinstance(part, LoRA)]
 
     @property
     def library(self) -> Any:
-        """The library's model, without low-rank changes; it shares this one's parts."""
+        """The library's model, without LoRA adapters; it shares this one's parts."""
         return self._library[0]
 
     def count_frozen(self) -> int:
@@ -374,8 +374,8 @@ class TokenClassifier(TaggingModel, SavesItself):
         handle = model.classifier.register_forward_pre_hook(pick_words)
         try:
             with ExitStack() as stack:
-                for changes in self.changes:
-                    stack.enter_context(changes.applying(self.adapted_layers))
+                for adapters in self.adapters:
+                    stack.enter_context(adapters.applying(self.adapted_layers))
                 out = model(
                     input_ids=ids,
                     attention_mask=mask.long(),
@@ -413,10 +413,10 @@ class TokenClassifier(TaggingModel, SavesItself):
         `config.json` stores the settings of this package under "fednotes".
         """
         model = self.library
-        if self.changes:
+        if self.adapters:
             model = copy.deepcopy(model)
-        for changes in self.changes:
-            changes.merge(find_linears(model, self.config.maps))
+        for adapters in self.adapters:
+            adapters.merge(find_linears(model, self.config.maps))
         settings = {
             key: value
             for key, value in asdict(self.config).items()

@@ -20,8 +20,8 @@ from fednotes.core.update import Tensors
 from fednotes.training.row_adam import RowAdam
 from fednotes.training.sites import Adam, require_finite_loss
 
-# First words of the names of low-rank parameters.
-CHANGES = ("lora", "private")
+# First words of the names of the parameters of LoRA adapters.
+ADAPTERS = ("lora", "private")
 Optimizer = Adam | RowAdam
 
 
@@ -34,7 +34,7 @@ class LocalSettings(Protocol):
 
     @property
     def lora_learning_rate(self) -> float:
-        """Learning rate of low-rank changes; 0 takes `learning_rate`."""
+        """Learning rate of LoRA adapters; 0 takes `learning_rate`."""
 
     @property
     def warmup(self) -> float:
@@ -217,14 +217,14 @@ class LocalTrainer:
 def _make_adamw(
     settings: LocalSettings, parameters: Mapping[str, torch.nn.Parameter]
 ) -> Adam:
-    """Return AdamW with a separate learning rate for low-rank changes."""
+    """Return AdamW with a separate learning rate for LoRA adapters."""
     rate_of_changes = settings.lora_learning_rate or settings.learning_rate
     factor = rate_of_changes / settings.learning_rate
     return Adam(
         parameters,
         settings.learning_rate,
         settings.weight_decay,
-        dict.fromkeys(CHANGES, factor),
+        dict.fromkeys(ADAPTERS, factor),
     )
 
 

@@ -73,7 +73,7 @@ class Rates(NamedTuple):
 def find_rates(job: Job) -> Rates | None:
     """Return a job's learning rate beside those of the presets that train alike.
 
-    A preset trains alike if it has the job's kind of model, and trains low-rank changes
+    A preset trains alike if it has the job's kind of model, and trains LoRA adapters
     if the job does.
 
     Returns:
@@ -99,7 +99,7 @@ def _read_learning_rate(job: Job) -> float | None:
 def _trains_alike(job: Job, model: Mapping[str, Any]) -> bool:
     """Return whether a preset's [model] table trains what a job trains.
 
-    Low-rank changes need much larger rates than all parameters of the same model.
+    LoRA adapters need much larger rates than all parameters of the same model.
     """
     try:
         preset = methods.find_method(job.method).read_model_config(model)
@@ -111,7 +111,7 @@ def _trains_alike(job: Job, model: Mapping[str, Any]) -> bool:
 
 
 def _is_low_rank(model_config: Any) -> bool:
-    """Return whether only low-rank changes of a model are trained."""
+    """Return whether only LoRA adapters of a model are trained."""
     # Not all kinds of models have this key.
     return bool(getattr(model_config, "train", "") == LOW_RANK)
 

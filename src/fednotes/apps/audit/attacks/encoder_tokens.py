@@ -193,7 +193,7 @@ def _measure_distances(
 def _find_observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tensor]]]:
     """Yield the observations in which the lowest layers move, with their updates.
 
-    In low-rank changes, one factor starts at zero, so the first step moves the other
+    In a LoRA adapter, one factor starts at zero, so the first step moves the other
     only by rounding errors; such rounds are left out.
     """
     model = scene.get_audited_site().model
@@ -236,9 +236,9 @@ def _list_weight_updates(
 def _list_lora_updates(
     model: Any, lowest: Sequence[nn.Linear], seen: Observation
 ) -> list[Tensor]:
-    """Return the updates of low-rank changes to the lowest layers, if any are sent.
+    """Return the updates of LoRA adapters in the lowest layers, if any are sent.
 
-    A low-rank change is a product of two factors. This returns the updates of the
+    A LoRA adapter is a product of two factors. This returns the updates of the
     factor that reads a layer's input.
     """
     # The tensor "lora.down" holds this factor of all adapted layers: stacked if all
