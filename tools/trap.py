@@ -394,8 +394,8 @@ def classifiers_trap(chosen: int, concepts: int) -> Callable[[Tensors], Tensors]
         if "classes" in tensors:  # stage 2 begins
             return {**tensors, **add_prefix(NETWORK, network)}
         if "svm.weight" in tensors:
-            machines = tensors["svm.weight"].shape[1]
-            return {**tensors, "svm.weight": torch.zeros(concepts + 1, machines)}
+            classifiers = tensors["svm.weight"].shape[1]
+            return {**tensors, "svm.weight": torch.zeros(concepts + 1, classifiers)}
         return tensors
 
     return trap
@@ -405,7 +405,7 @@ def named_concepts(change: Tensor, chosen: int) -> set[int]:
     """Return the concepts that one patient has, as the classifiers' rows tell them.
 
     Args:
-        change: (units, machines) of the classifiers' weights. The last unit answers to
+        change: (units, classifiers) of the classifiers' weights. The last unit answers to
             the chosen concept alone.
         chosen: That concept.
     """

@@ -50,7 +50,7 @@ class Calibrated:
             return site
 
         self.host = SiteHost(make, folder / "state", job=JOB, name="s0", guard=guard)
-        self.machines = LinearSVMs(
+        self.svms = LinearSVMs(
             [(ABSENT, PRESENT)] * len(DISEASES), VOCABULARY, config.model.classifier
         )
         self.number = 0
@@ -74,7 +74,7 @@ class Calibrated:
 
     def calibrate(self, concept: int, slope: float, counted: int) -> Reply:
         """Ask about classifiers that score patients by one concept."""
-        sent = self.machines.to_float32()
+        sent = self.svms.to_float32()
         sent["svm.weight"][concept] = 1.0
         platt = torch.tensor([[slope, 0.0]] * len(DISEASES), dtype=torch.float64)
         return self.ask("calibrate", {**sent, "platt": platt}, counted)

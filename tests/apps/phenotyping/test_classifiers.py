@@ -133,12 +133,12 @@ def test_every_classifier_equals_scikit_learn(
     for disease, classes in enumerate(CLASSES):
         features = sparse.csr_matrix(x) if kind == "sparse" else x
         model = scikit_learn(config, features, labels, disease, orders)
-        own_machines = [k for k, (d, _) in enumerate(svms.machines) if d == disease]
+        own_columns = [k for k, (d, _) in enumerate(svms.classifiers) if d == disease]
         np.testing.assert_allclose(
-            svms.weight[:, own_machines].T, model.coef_, rtol=1e-10, atol=1e-10
+            svms.weight[:, own_columns].T, model.coef_, rtol=1e-10, atol=1e-10
         )
         np.testing.assert_allclose(
-            svms.intercept[own_machines], model.intercept_, rtol=1e-10, atol=1e-10
+            svms.intercept[own_columns], model.intercept_, rtol=1e-10, atol=1e-10
         )
         decision = svms.score_classes(ours)[:, disease]
         expected = model.decision_function(features)
@@ -155,11 +155,11 @@ def test_every_classifier_equals_scikit_learn(
 
 
 def test_losses_are_summed_before_each_step() -> None:
-    """Oracle: a loop over patients and machines in NumPy, with a step of the hinge loss
+    """Oracle: a loop over patients and classifiers in NumPy, with a step of the hinge loss
     each."""
     x, labels = random_features(), random_labels()
     svms = LinearSVMs(CLASSES, WIDTH, SvmConfig(learning_rate="constant", eta0=0.1))
-    weight, total, pairs = np.zeros((len(svms.machines), WIDTH + 1)), 0.0, 0
+    weight, total, pairs = np.zeros((len(svms.classifiers), WIDTH + 1)), 0.0, 0
     for row, target in zip(
         np.c_[x, np.ones(PATIENTS)], svms.make_targets(labels), strict=True
     ):
@@ -186,7 +186,7 @@ def test_diseases_with_fewer_than_two_classes_need_no_classifier() -> None:
     labels[:, 0] = 1
     loss, pairs = epoch(svms, x, labels)
     assert (loss, pairs) == (0.0, 0)
-    assert svms.machines == ((2, 1), (3, 0), (3, 1), (3, 2))
+    assert svms.classifiers == ((2, 1), (3, 0), (3, 1), (3, 2))
     assert not svms.weight.any()
     assert np.unique(svms.predict(Features.from_dense(x)), axis=0).tolist() == [
         [1, -1, 0, 0]
@@ -251,7 +251,7 @@ def test_classes_follow_from_the_counts_of_sites() -> None:
 
 
 def platt_by_scipy(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Platt's problem for one machine by a general minimiser, in the scores' own scale.
+    """Platt's problem for one classifier by a general minimiser, in the scores' own scale.
 
     The slope is bounded from below by a tenth of the inverse standard deviation.
     """
@@ -279,7 +279,7 @@ def platt_by_scipy(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
 def test_platt_scaling_equals_the_minimum_of_scipy(scale: float) -> None:
     """Oracle: scipy; a noisy, a separated, a one-sided, a misled and an unlabelled
-    machine."""
+    classifier."""
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(200, 5))
     targets = np.sign(scores + rng.normal(size=(200, 5))).astype(np.int8)
@@ -303,7 +303,7 @@ def test_calibrated_probabilities_equal_the_sigmoid_and_are_finite() -> None:
     svms = LinearSVMs(CLASSES, WIDTH)
     epoch(svms, x, labels)
     assert np.isfinite(svms.predict_probabilities(Features.from_dense(x))).all()
-    platt = np.random.default_rng(0).uniform(1e-8, 1e-7, (len(svms.machines), 2))
+    platt = np.random.default_rng(0).uniform(1e-8, 1e-7, (len(svms.classifiers), 2))
     p = special.expit(platt[:, 0] * svms.score(Features.from_dense(x)) + platt[:, 1])
     probabilities = svms.predict_probabilities(Features.from_dense(x), platt)
     np.testing.assert_allclose(
@@ -396,12 +396,12 @@ def draw_patients(seed: int, patients: int = 80) -> tuple[np.ndarray, np.ndarray
     return x, labels
 
 
-def machines_of() -> LinearSVMs:
+def svms_of() -> LinearSVMs:
     return LinearSVMs(((0, 1), (0, 1, 2)), 6, CONVERGED)
 
 
 def solved(
-    machines: LinearSVMs,
+    svms: LinearSVMs,
     x: np.ndarray,
     labels: np.ndarray,
     weights: np.ndarray | None,
@@ -409,7 +409,7 @@ def solved(
 ) -> tuple[float, int]:
     patients = LabelledFeatures(Features.from_dense(x), labels)
     nobody = LabelledFeatures(Features.from_dense(x[:0]), labels[:0])
-    return train_to_convergence(machines, patients, nobody, weights=weights, C=C)
+    return train_to_convergence(svms, patients, nobody, weights=weights, C=C)
 
 
 def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray:
@@ -435,17 +435,17 @@ def test_every_converged_classifier_is_at_the_minimum(
     C: float, weights: np.ndarray | None
 ) -> None:
     x, labels = draw_patients(0)
-    machines = machines_of()
-    loss, pairs = solved(machines, x, labels, weights, C)
+    svms = svms_of()
+    loss, pairs = solved(svms, x, labels, weights, C)
     total = number = 0.0
-    for k, (disease, positive) in enumerate(machines.machines):
+    for k, (disease, positive) in enumerate(svms.classifiers):
         disease_labels = labels[:, disease]
         rows = disease_labels >= 0 if disease else np.isin(disease_labels, (0, 1))
         y = np.where(disease_labels[rows] == positive, 1.0, -1.0)
         s = np.ones(len(y)) if weights is None else np.where(y > 0, *weights[k][::-1])
         solution = minimum(x[rows], y, s, C)
-        assert np.allclose(machines.weight[:, k], solution[:-1], rtol=1e-3, atol=1e-4)
-        assert machines.intercept[k] == pytest.approx(solution[-1], rel=1e-3, abs=1e-4)
+        assert np.allclose(svms.weight[:, k], solution[:-1], rtol=1e-3, atol=1e-4)
+        assert svms.intercept[k] == pytest.approx(solution[-1], rel=1e-3, abs=1e-4)
         margin = y * (x[rows] @ solution[:-1] + solution[-1])
         total += float((s * np.log1p(np.exp(-margin))).sum())
         number += len(y)
@@ -455,12 +455,12 @@ def test_every_converged_classifier_is_at_the_minimum(
 def test_a_classifier_without_both_classes_stays_at_zero() -> None:
     x, labels = draw_patients(0)
     labels[:, 0] = np.where(labels[:, 0] >= 0, 0, -1)
-    machines = machines_of()
-    machines.weight[:], machines.intercept[:] = 3.0, 4.0
-    solved(machines, x, labels, None, 1.0)
-    assert not machines.weight[:, 0].any()
-    assert machines.intercept[0] == 0
-    assert machines.weight[:, 1].all()
+    svms = svms_of()
+    svms.weight[:], svms.intercept[:] = 3.0, 4.0
+    solved(svms, x, labels, None, 1.0)
+    assert not svms.weight[:, 0].any()
+    assert svms.intercept[0] == 0
+    assert svms.weight[:, 1].all()
 
 
 def test_held_out_patients_choose_the_penalty() -> None:
@@ -504,7 +504,7 @@ def test_held_out_patients_choose_the_penalty() -> None:
 
 
 def test_balanced_weights_in_one_place_equal_scikit_learn() -> None:
-    """A run's machines are those of LogisticRegression(class_weight="balanced")."""
+    """A run's classifiers are those of LogisticRegression(class_weight="balanced")."""
     (site,) = sites_of(1)
     config = without_stage_1(classifier_cycles=2)
     config = replace(config, model=replace(config.model, classifier=CONVERGED))
@@ -530,9 +530,7 @@ def test_a_run_uses_its_penalty(C: float) -> None:
     )
     _, (member,) = trained((site,), phenotype.METHOD.configure(config, (site,)))
     learner = classifiers_of(member)
-    expected = LinearSVMs(
-        learner.machines.classes, len(learner.machines.weight), CONVERGED
-    )
+    expected = LinearSVMs(learner.svms.classes, len(learner.svms.weight), CONVERGED)
     train_to_convergence(
         expected,
         learner.train_data,
@@ -540,7 +538,7 @@ def test_a_run_uses_its_penalty(C: float) -> None:
         weights=learner.weights,
         C=C,
     )
-    assert np.array_equal(learner.machines.weight, expected.weight.astype(np.float32))
+    assert np.array_equal(learner.svms.weight, expected.weight.astype(np.float32))
 
 
 def test_an_error_about_a_missing_package_names_the_extra(
@@ -549,7 +547,7 @@ def test_an_error_about_a_missing_package_names_the_extra(
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     x, labels = draw_patients(0)
     with pytest.raises(MissingExtra, match=r"scikit-learn.*fednotes\[phenotype\]"):
-        solved(machines_of(), x, labels, None, 1.0)
+        solved(svms_of(), x, labels, None, 1.0)
 
 
 # ---- TF-IDF --------------------------------------------------------------------------

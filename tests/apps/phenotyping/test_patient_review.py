@@ -23,14 +23,14 @@ from fednotes.jobs.saved_models import LoadOptions
 LABEL_NAMES = {1: "present", 0: "absent", 2: "questionable"}
 
 
-def save_machines(folder: Path) -> Phenotyper:
+def save_svms(folder: Path) -> Phenotyper:
     """Save a model that finds disease d by ten concepts from 10 d on."""
-    machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+    svms = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
     for disease in range(len(DISEASES)):
-        machines.weight[10 * disease : 10 * disease + 10, disease] = 10
-    machines.intercept[:] = -0.5
+        svms.weight[10 * disease : 10 * disease + 10, disease] = 10
+    svms.intercept[:] = -0.5
     idf = np.ones(VOCABULARY)
-    model = Phenotyper(SPACE, idf=idf, phenotypes=DISEASES, machines=machines)
+    model = Phenotyper(SPACE, idf=idf, phenotypes=DISEASES, svms=svms)
     model.save(folder)
     return model
 
@@ -38,7 +38,7 @@ def save_machines(folder: Path) -> Phenotyper:
 def test_the_patients_of_a_run_have_labels_and_predictions(tmp_path: Path) -> None:
     """Of every labelled test patient, from the model that the site has."""
     sites = sites_of(2)
-    model = save_machines(tmp_path / "federated" / "model")
+    model = save_svms(tmp_path / "federated" / "model")
     side = Side(tmp_path, cast(Job, None), sites=tuple(sites), condition="federated")
     reviewed = review_run(side)
     assert [each.name for each in reviewed] == [site.id for site in sites]
@@ -77,10 +77,10 @@ def test_the_concepts_with_the_largest_weights_come_first(tmp_path: Path) -> Non
     for disease, listed in weights.items():
         assert listed[0].feature.startswith(f"{disease} (")
         assert listed[0].weight > 0
-    assert model.machines is not None
+    assert model.svms is not None
     names = features.matcher.dictionary.concepts
     by_hand = np.arange(len(names), dtype=float) - 5
-    model.machines.weight[:, 1] = by_hand
+    model.svms.weight[:, 1] = by_hand
     listed = weigh_features(model, features)["gout"]
     ids = [each.feature.rpartition("(")[2].rstrip(")") for each in listed]
     assert ids[:MAX_WEIGHTS] == [*reversed(names[-MAX_WEIGHTS:])]

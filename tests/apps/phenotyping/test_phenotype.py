@@ -160,17 +160,17 @@ def test_classifiers_of_one_site_equal_central_training_bit_for_bit() -> None:
     cohort = labelled(site.train)
     idf = compute_idf(count_document_frequencies(cohort.bags), len(cohort))
     features = compute_tfidf(cohort.bags, idf)
-    machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+    svms = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
     for epoch in range(8):
         order = order_of(config, site, epoch, len(cohort))
-        machines.train_epoch(features, cohort.labels, order)
+        svms.train_epoch(features, cohort.labels, order)
         if epoch % 2:
-            machines.weight[:] = machines.weight.astype(np.float32)
-            machines.intercept[:] = machines.intercept.astype(np.float32)
+            svms.weight[:] = svms.weight.astype(np.float32)
+            svms.intercept[:] = svms.intercept.astype(np.float32)
     assert np.array_equal(
-        state.tensors["svm.weight"].numpy(), machines.weight.astype(np.float32)
+        state.tensors["svm.weight"].numpy(), svms.weight.astype(np.float32)
     )
-    assert np.array_equal(state.tensors["svm.intercept"].numpy(), machines.intercept)
+    assert np.array_equal(state.tensors["svm.intercept"].numpy(), svms.intercept)
 
 
 def test_classifiers_are_weighted_by_labelled_patients_per_disease() -> None:
@@ -186,10 +186,10 @@ def test_classifiers_are_weighted_by_labelled_patients_per_disease() -> None:
     )
     for site in sites:
         cohort = labelled(site.train)
-        machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+        svms = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
         order = order_of(config, site, 0, len(cohort))
-        machines.train_epoch(compute_tfidf(cohort.bags, idf), cohort.labels, order)
-        total.append((machines.weight.astype(np.float32), (cohort.labels >= 0).sum(0)))
+        svms.train_epoch(compute_tfidf(cohort.bags, idf), cohort.labels, order)
+        total.append((svms.weight.astype(np.float32), (cohort.labels >= 0).sum(0)))
     (a, n), (b, m) = total
     expected = (a.astype(np.float64) * n + b.astype(np.float64) * m) / (n + m)
     assert m[0] == 0
@@ -227,8 +227,8 @@ def test_calibration_equals_that_of_pooled_patients() -> None:
     scores, targets = [], []
     for site in sites:
         cohort = labelled(site.valid)
-        scores.append(model.machines.score(model.model.compute_features(cohort.bags)))
-        targets.append(model.machines.make_targets(cohort.labels))
+        scores.append(model.svms.score(model.model.compute_features(cohort.bags)))
+        targets.append(model.svms.make_targets(cohort.labels))
     together = np.concatenate(scores), np.concatenate(targets)
     expected = fit_platt(lambda ab: compute_platt_sums(ab, *together), len(DISEASES))
     assert np.allclose(model.model.platt, expected, rtol=1e-6)
@@ -289,7 +289,7 @@ def calibrated_site() -> tuple[Site, Tensors, Tensors]:
     prepared = {"classes": torch.tensor([[1.0, 1.0, 0.0]] * len(DISEASES)), "idf": idf}
     site.prepare(prepared)
     parameters = {
-        **classifiers_of(site).machines.to_float32(),
+        **classifiers_of(site).svms.to_float32(),
         "platt": torch.zeros(len(DISEASES), 2, dtype=torch.float64),
     }
     site.calibrate(parameters)
@@ -348,7 +348,7 @@ def test_a_site_prepared_again_keeps_its_steps(kind: str) -> None:
     """As a server does that resumes a run."""
     site, parameters, prepared = calibrated_site()
     site.train(parameters, cycle=0)
-    steps = classifiers_of(site).machines.steps.copy()
+    steps = classifiers_of(site).svms.steps.copy()
     assert steps.all()
     state = site.state()
     if kind == "restored":
@@ -357,7 +357,7 @@ def test_a_site_prepared_again_keeps_its_steps(kind: str) -> None:
         site = restored(site, replace(state, tensors={"steps": state.tensors["steps"]}))
         assert site.classifiers is None
     site.prepare(prepared)
-    assert np.array_equal(classifiers_of(site).machines.steps, steps)
+    assert np.array_equal(classifiers_of(site).svms.steps, steps)
 
 
 def test_a_site_rewound_to_stage_1_repeats_stage_2() -> None:
@@ -367,7 +367,7 @@ def test_a_site_rewound_to_stage_1_repeats_stage_2() -> None:
     site.restore(before)
     assert site.classifiers is None
     site.prepare(prepared)
-    assert not classifiers_of(site).machines.steps.any()
+    assert not classifiers_of(site).svms.steps.any()
 
 
 def test_a_calibration_may_ask_at_most_the_sums_a_fit_can_need() -> None:
@@ -499,12 +499,12 @@ def test_a_site_without_codes_or_labels_adds_nothing_to_that_stage() -> None:
 
 
 def test_questionable_is_a_class_if_enough_patients_have_it() -> None:
-    """Three machines, and a share of probability for it."""
+    """Three classifiers, and a share of probability for it."""
     changed = [relabelled(site, 2, slice(30), 2) for site in sites_of(2)]
-    for least, machines in ((60, len(DISEASES) + 2), (61, len(DISEASES))):
+    for least, svms in ((60, len(DISEASES) + 2), (61, len(DISEASES))):
         config = without_stage_1(least_questionable=least, classifier_cycles=1)
         _, members = trained(changed, config)
-        assert len(classifiers_of(members[0]).machines.machines) == machines
+        assert len(classifiers_of(members[0]).svms.classifiers) == svms
 
 
 DENSE = PhenotypeConfig(network=DanConfig(updates="dense"))
@@ -560,10 +560,10 @@ def sgd(
 ) -> np.ndarray:
     """Run an epoch of scikit-learn's SGD, in this order, on the labelled patients."""
     rows = [row for row in order if labels[row] >= 0]
-    machine = SGDClassifier(
+    classifier = SGDClassifier(
         penalty=None, shuffle=False, max_iter=1, tol=None, class_weight=weights
     )
-    coefficients: np.ndarray = machine.fit(x[rows], labels[rows]).coef_[0]
+    coefficients: np.ndarray = classifier.fit(x[rows], labels[rows]).coef_[0]
     return coefficients
 
 

@@ -39,14 +39,14 @@ def compared(
     return {site: each.test for site, each in tests.items()}
 
 
-def machine(folder: Path, columns: dict[int, int]) -> None:
+def save_model(folder: Path, columns: dict[int, int]) -> None:
     """Save a model that finds disease d by ten concepts from `columns[d]` on."""
-    machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+    svms = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
     for disease, block in columns.items():
-        machines.weight[block : block + 10, disease] = 10
-    machines.intercept[:] = -0.5
+        svms.weight[block : block + 10, disease] = 10
+    svms.intercept[:] = -0.5
     idf = np.ones(VOCABULARY)
-    Phenotyper(SPACE, idf=idf, phenotypes=DISEASES, machines=machines).save(folder)
+    Phenotyper(SPACE, idf=idf, phenotypes=DISEASES, svms=svms).save(folder)
 
 
 GOOD, POOR = {0: 0, 1: 10, 2: 20}, {0: 0, 1: 10}
@@ -82,9 +82,9 @@ def macro(labels: np.ndarray, predicted: np.ndarray) -> float:
 def test_each_site_is_compared_on_its_own_patients(tmp_path: Path) -> None:
     """Oracle: scikit-learn's macro F1 of what a loop over patients finds."""
     sites = sites_of(2)
-    machine(tmp_path / "run/federated/model", GOOD)
+    save_model(tmp_path / "run/federated/model", GOOD)
     for site in sites:
-        machine(tmp_path / f"run/alone/{site.id}/model", POOR)
+        save_model(tmp_path / f"run/alone/{site.id}/model", POOR)
     run = tmp_path / "run"
     tests = compared(side(run, sites, "federated"), side(run, sites, "alone"), 100)
     assert list(tests) == [site.id for site in sites]
@@ -103,10 +103,10 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
     """One model per side gives one row; one per site adds the mean of the macro F1s."""
     first, second = sites_of(2)
     sites, run = (first, replace(second, test=first.test)), tmp_path / "run"
-    machine(run / "federated/model", GOOD)
-    machine(run / "pooled/sites/pooled/model", POOR)
-    machine(run / "alone/s0/sites/s0/model", POOR)
-    machine(run / "alone/s1/model", {0: 0})
+    save_model(run / "federated/model", GOOD)
+    save_model(run / "pooled/sites/pooled/model", POOR)
+    save_model(run / "alone/s0/sites/s0/model", POOR)
+    save_model(run / "alone/s1/model", {0: 0})
     once = compared(side(run, sites, "federated"), side(run, sites, "pooled"), 100)
     test = sites[0].test
     assert list(once) == [ALL_SITES]
@@ -129,7 +129,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     sites, run = sites_of(2), tmp_path / "run"
     with pytest.raises(DataError, match="has no federated model of site 's0'"):
         compared(side(run, sites, "federated"), side(run, sites, "federated"), 10)
-    machine(run / "federated/model", GOOD)
+    save_model(run / "federated/model", GOOD)
     mine = side(run, sites, "federated")
     with pytest.raises(
         DataError, match="same test patients, labels and phenotypes at site 's0'"
@@ -151,8 +151,8 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
 def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
     """Oracle: scikit-learn's area under the curve of the share of a disease's concepts."""
     (site,) = sites_of(1)
-    machine(tmp_path / "good" / "federated" / "model", GOOD)
-    machine(tmp_path / "poor" / "federated" / "model", POOR)
+    save_model(tmp_path / "good" / "federated" / "model", GOOD)
+    save_model(tmp_path / "poor" / "federated" / "model", POOR)
     tests = compared(
         side(tmp_path / "good", (site,), "federated"),
         side(tmp_path / "poor", (site,), "federated"),

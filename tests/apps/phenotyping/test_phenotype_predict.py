@@ -160,8 +160,8 @@ def test_predictions_from_vectors_have_no_concepts(
 ) -> None:
     """Features are a stub's, two numbers a patient."""
     space = FeatureSpace(2, dense=True, recipe={"kind": "text"})
-    machines = LinearSVMs([(0, 1)], 2)
-    Phenotyper(space, phenotypes=("gout",), machines=machines).save(tmp_path / "m")
+    svms = LinearSVMs([(0, 1)], 2)
+    Phenotyper(space, phenotypes=("gout",), svms=svms).save(tmp_path / "m")
 
     class Stub:
         def make_from_stream(
@@ -191,8 +191,8 @@ def test_phenotypes_that_were_never_learnt_are_null(
     """A disease without classes; and stage 1 alone, which gives codes."""
     space = build_features(ConceptsConfig(dictionary="synthetic"), Path()).space
     idf = np.ones(space.width)
-    machines = LinearSVMs([(), (0,)], space.width)
-    never = Phenotyper(space, idf=idf, phenotypes=("a", "b"), machines=machines)
+    svms = LinearSVMs([(), (0,)], space.width)
+    never = Phenotyper(space, idf=idf, phenotypes=("a", "b"), svms=svms)
     never.save(tmp_path / "never")
     predict(tmp_path / "never", NoteSource("-", text="Known asthma today."))
     (finding,) = lines(capsys.readouterr().out)

@@ -94,7 +94,7 @@ def test_codes_are_scored_on_the_test_patients() -> None:
 
 
 def test_phenotypes_are_scored_on_the_test_patients() -> None:
-    """NumPy's network and machines; scikit-learn's F1 and AUROC, disease by disease."""
+    """NumPy's network and classifiers; scikit-learn's F1 and AUROC, disease by disease."""
     sites = sites_of(2)
     state, members = trained(sites, config_of(cycles=4, classifier_cycles=4))
     for site, member in zip(sites, members, strict=True):
@@ -153,7 +153,7 @@ def test_no_dropout_applies_in_evaluation() -> None:
     classifiers = classifiers_of(member)
     features = classifiers.model.compute_features(site.train.bags)
     assert np.allclose(
-        classifiers.machines.score(features), network_scores, rtol=1e-4, atol=1e-5
+        classifiers.svms.score(features), network_scores, rtol=1e-4, atol=1e-5
     )
 
 

@@ -42,7 +42,7 @@ SPACE = FeatureSpace(9, recipe={"fingerprint": "nine", "dictionary": "nine.tsv"}
 BAGS = Bags.from_lists([[0, 0, 4], [], [8, 1, 2, 3]], 9)
 
 
-def machines(width: int) -> LinearSVMs:
+def svms(width: int) -> LinearSVMs:
     classifiers = LinearSVMs([(0, 1), (0, 1, 2), (1,), ()], width)
     rng = np.random.default_rng(3)
     classifiers.weight[:] = rng.normal(size=classifiers.weight.shape)
@@ -58,7 +58,7 @@ def model(scale: str = "none") -> Phenotyper:
         scale=scale,  # type: ignore[arg-type]
         code_names=("icd9:1", "icd9:2", "icd9:3", "icd9:4", "icd9:5"),
         phenotypes=("asthma", "diabetes", "gout", "OSA"),
-        machines=machines(6),
+        svms=svms(6),
         platt=np.full((4, 2), 0.5),
     )
 
@@ -93,7 +93,7 @@ def test_a_saved_model_is_loaded_unchanged(tmp_path: Path) -> None:
     for phenotyper in (
         model("l2"),
         Phenotyper(SPACE, idf=np.arange(9.0), phenotypes=("a", "b", "c", "d"),
-                   machines=machines(9)),
+                   svms=svms(9)),
     ):  # fmt: skip
         phenotyper.save(tmp_path / "m")  # the second one replaces the first
         again = load_phenotyper(tmp_path / "m")
@@ -132,7 +132,7 @@ def test_vectors_can_be_the_input_of_a_model(tmp_path: Path) -> None:
     values = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
     network = Dan(DanConfig(hidden=6), 3, 2, features=True)
     learnt = Phenotyper(space, network, phenotypes=("a", "b", "c", "d"),
-                        machines=machines(6), code_names=("x", "y"))  # fmt: skip
+                        svms=svms(6), code_names=("x", "y"))  # fmt: skip
     learnt.save(tmp_path / "m")
     again = load_phenotyper(tmp_path / "m")
     expected = learnt.predict_probabilities(Vectors(values))
@@ -159,8 +159,8 @@ def test_inputs_and_folders_that_do_not_match_are_refused(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match="choose another one"):
         model().save(tmp_path / "other")
     broken = model()
-    assert broken.machines is not None
-    broken.machines.weight[0, 0] = np.nan
+    assert broken.svms is not None
+    broken.svms.weight[0, 0] = np.nan
     with pytest.raises(ModelError, match="not finite"):
         broken.save(tmp_path / "broken")
     assert not (tmp_path / "broken").exists()
@@ -248,7 +248,10 @@ def test_a_changed_fact_is_detected(tmp_path: Path) -> None:
         ({"network": None, "code_names": ["icd9:1"]}, "it names codes, but has no"),
         ({"classifier": {"loss": "foo"}}, "classifier.loss = 'foo'"),
         ({"classifier": {"alpha": 0}}, "alpha = 0"),
-        ({"classes": [[0, 1]] * 3 + [[]]}, "3 machines, but 4 columns of 'svm.weight'"),
+        (
+            {"classes": [[0, 1]] * 3 + [[]]},
+            "3 classifiers, but 4 columns of 'svm.weight'",
+        ),
         ({"classes": [[0, 7]] * 4}, "classes of a disease"),
         ({"classes": [0, 1, 1, 1]}, "classes = 0: expected a list"),
         ({"classes": None}, "4 phenotypes, but 0 lists of classes"),
@@ -337,7 +340,9 @@ def test_a_description_of_a_huge_model_is_refused_before_it_is_built(
     forge(folder, {name: torch.empty(shape)}, **facts)
     with pytest.raises(ModelError, match=f"^{folder}: ") as error:
         load_phenotyper(folder)
-    assert re.search("over [0-9,]+ numbers|4 machines, but 0 columns", str(error.value))
+    assert re.search(
+        "over [0-9,]+ numbers|4 classifiers, but 0 columns", str(error.value)
+    )
 
 
 # ---- recipes -------------------------------------------------------------------------

@@ -11,7 +11,7 @@ STEP = 10
 
 
 def test_platt_scaling_rounds_counts_of_patients() -> None:
-    """Oracle: the sums of NumPy over patients, each class of a machine times reported /
+    """Oracle: the sums of NumPy over patients, each class of a classifier times reported /
     exact."""
     case = calibrated_case(without_stage_1(calibrate=True))
     engine, _ = run(case, count_step=STEP)

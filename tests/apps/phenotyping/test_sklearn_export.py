@@ -35,7 +35,7 @@ def space() -> FeatureSpace:
     ).space
 
 
-def machines(width: int) -> LinearSVMs:
+def svms(width: int) -> LinearSVMs:
     rng = np.random.default_rng(1)
     classifiers = LinearSVMs(CLASSES, width)
     classifiers.weight[:] = rng.normal(size=classifiers.weight.shape)
@@ -62,14 +62,14 @@ def networked(**settings: Any) -> Phenotyper:
     network = Dan(config, feature_space.width, 3, seed=3, known=known)
     network.hidden_bias.data.uniform_(-0.02, 0.02)
     names = ("a", "b", "c")
-    return Phenotyper(feature_space, network, None, "l2", names, NAMES, machines(7))
+    return Phenotyper(feature_space, network, None, "l2", names, NAMES, svms(7))
 
 
 def weighted() -> Phenotyper:
     feature_space, rng = space(), np.random.default_rng(4)
     idf, classifiers = (
         rng.uniform(1, 3, feature_space.width),
-        machines(feature_space.width),
+        svms(feature_space.width),
     )
     platt = np.stack([rng.uniform(0.5, 2, 5), rng.normal(size=5)], 1)
     return Phenotyper(feature_space, None, idf, "none", (), NAMES, classifiers, platt)
@@ -121,7 +121,7 @@ def test_the_pipeline_gives_the_probabilities_of_the_model(
 
 
 def test_a_model_without_a_pipeline_is_refused_by_name(tmp_path: Path) -> None:
-    replace(networked(), machines=None, phenotypes=()).save(tmp_path / "stage1")
+    replace(networked(), svms=None, phenotypes=()).save(tmp_path / "stage1")
     with pytest.raises(FednotesError, match="ends with stage 1"):
         export(tmp_path / "stage1", "sklearn", tmp_path / "out")
     with pytest.raises(FednotesError, match="exports only models of patients"):

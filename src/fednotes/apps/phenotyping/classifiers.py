@@ -4,13 +4,14 @@ Liu, Dligach and Miller 2019, section 2.6: a linear SVM (hinge loss) for each ph
 trained by stochastic gradient descent without regularisation on the representations of
 stage 1, or on "TF-IDF weighted sparse bag-of-CUIs vectors".
 
-A machine is one linear function of a patient's features. A disease whose classes are
-absent and present has one machine, whose sign decides. A disease with a third class,
-questionable, has three machines, each of which separates one class from the others.
+A classifier is one linear function of a patient's features, whose sign decides between
+two classes. A disease whose classes are absent and present has one classifier. A
+disease with a third class, questionable, has three, each of which separates one class
+from the others.
 
-An epoch takes the patients one by one, and all machines take their steps for a patient
-together: the weights are one matrix (features, machines), so a feature of the
-patient uses one contiguous row of it. Each machine takes the same steps as
+An epoch takes the patients one by one, and all classifiers take their steps for a
+patient together: the weights are one matrix (features, classifiers), so a feature of
+the patient uses one contiguous row of it. Each classifier takes the same steps as
 scikit-learn's `SGDClassifier(penalty=None, shuffle=False)` on only the patients
 labelled for its disease. The order, the steps and the coefficients are the same,
 and training is four to six times as fast.
@@ -47,7 +48,7 @@ Ints = NDArray[np.int64]
 Signs = NDArray[np.int8]
 
 CLASSES: Final = (ABSENT, PRESENT, QUESTIONABLE)  # columns of scores and probabilities
-INTERCEPT: Final = "svm.intercept"  # the name of a tensor: a number for each machine
+INTERCEPT: Final = "svm.intercept"  # the name of a tensor: a number for each classifier
 # With sparse features, scikit-learn scales down the steps of the intercept.
 SPARSE_INTERCEPT: Final = 0.01
 # Kernels take the learning rate's schedule as an index into this tuple.
@@ -234,18 +235,18 @@ class LinearSVMs:
     """The classifiers of all diseases, which start at zero.
 
     Args:
-        classes: The classes of each disease. A disease with one class needs no machine,
-            because that class is always predicted; for a disease without classes, -1 is
-            predicted. Labels of other classes count as unlabelled.
+        classes: The classes of each disease. A disease with one class needs no
+            classifier, because that class is always predicted; for a disease without
+            classes, -1 is predicted. Labels of other classes count as unlabelled.
         features: The number of features.
         config: The settings; the defaults if None.
 
     Attributes:
         classes: The classes of each disease, in rising order.
-        machines: The disease and the positive class of each machine.
-        weight: (features, machines) float64.
-        intercept: (machines,) float64.
-        steps: (machines,) int64 numbers of steps that each machine has taken.
+        classifiers: The disease and the positive class of each classifier.
+        weight: (features, classifiers) float64.
+        intercept: (classifiers,) float64.
+        steps: (classifiers,) int64 numbers of steps that each classifier has taken.
 
     Raises:
         ConfigError: A disease has an unknown class, or a class twice.
@@ -265,10 +266,10 @@ class LinearSVMs:
                 raise ConfigError(
                     f"the classes of a disease must be some of {CLASSES}, each once"
                 )
-        self.machines = list_machines(self.classes)
-        self.weight: Floats = np.zeros((features, len(self.machines)))
-        self.intercept: Floats = np.zeros(len(self.machines))
-        self.steps: Ints = np.zeros(len(self.machines), np.int64)
+        self.classifiers = list_classifiers(self.classes)
+        self.weight: Floats = np.zeros((features, len(self.classifiers)))
+        self.intercept: Floats = np.zeros(len(self.classifiers))
+        self.steps: Ints = np.zeros(len(self.classifiers), np.int64)
 
     # Tensors.
 
@@ -304,42 +305,42 @@ class LinearSVMs:
     # Labels.
 
     def make_targets(self, labels: np.ndarray) -> Signs:
-        """Return (patients, machines) int8: whether a label is the machine's class.
+        """Return (patients, classifiers) int8: whether a label is positive.
 
         Args:
             labels: (patients, diseases).
 
         Returns:
-            1 for the machine's class, -1 for another class of its disease, 0 for
-            patients who are not labelled.
+            1 for the classifier's positive class, -1 for another class of its disease,
+            0 for patients who are not labelled.
         """
-        targets = np.zeros((len(labels), len(self.machines)), np.int8)
-        for machine, (disease, positive) in enumerate(self.machines):
+        targets = np.zeros((len(labels), len(self.classifiers)), np.int8)
+        for column, (disease, positive) in enumerate(self.classifiers):
             of_disease = labels[:, disease]
             is_labelled = np.isin(of_disease, self.classes[disease])
             signs = np.where(of_disease == positive, 1, -1)
-            targets[:, machine] = np.where(is_labelled, signs, 0)
+            targets[:, column] = np.where(is_labelled, signs, 0)
         return targets
 
     def compute_class_weights(self, counts: np.ndarray) -> Floats:
-        """Return (machines, 2) weights of negative and of positive patients.
+        """Return (classifiers, 2) weights of negative and of positive patients.
 
         The weight of a class is N / (K · n): N labelled patients in all, K classes, and
         n patients in this class. If a disease has three classes, the negative classes
-        of a machine have weight 1, as in scikit-learn.
+        of a classifier have weight 1, as in scikit-learn.
 
         Args:
             counts: (diseases, 3) numbers of labelled patients of each of CLASSES,
                 summed over all sites.
         """
-        weights = np.ones((len(self.machines), 2))
-        for machine, (disease, positive) in enumerate(self.machines):
+        weights = np.ones((len(self.classifiers), 2))
+        for column, (disease, positive) in enumerate(self.classifiers):
             classes = self.classes[disease]
             sizes = counts[disease][list(classes)]
             balanced = sizes.sum() / (len(classes) * np.maximum(sizes, 1))
-            weights[machine, 1] = balanced[classes.index(positive)]
+            weights[column, 1] = balanced[classes.index(positive)]
             if len(classes) == 2:
-                weights[machine, 0] = balanced[0]
+                weights[column, 0] = balanced[0]
         return weights
 
     # Training and prediction.
@@ -357,11 +358,11 @@ class LinearSVMs:
             features: The patients' features.
             labels: (patients, diseases).
             order: (steps,) rows of the patients, in the order of the steps.
-            weights: (machines, 2), see `compute_class_weights`; 1 if None.
+            weights: (classifiers, 2), see `compute_class_weights`; 1 if None.
 
         Returns:
             The sum of the losses before each step, and its number of pairs of patient
-            and machine.
+            and classifier.
 
         Raises:
             DataError: Features, labels and order contradict each other.
@@ -376,7 +377,7 @@ class LinearSVMs:
                 "order names rows beyond them"
             )
         if weights is None:
-            weights = np.ones((len(self.machines), 2))
+            weights = np.ones((len(self.classifiers), 2))
         loss = _train_epoch(
             features.values,
             features.columns,
@@ -397,13 +398,13 @@ class LinearSVMs:
         return float(loss), int(np.count_nonzero(targets[rows]))
 
     def score(self, features: Features) -> Floats:
-        """Return the (patients, machines) scores w·x + b.
+        """Return the (patients, classifiers) scores w·x + b.
 
         Raises:
             DataError: The number of features is wrong.
         """
         self._require_width(features)
-        scores = np.empty((len(features), len(self.machines)))
+        scores = np.empty((len(features), len(self.classifiers)))
         _score_patients(
             features.values,
             features.columns,
@@ -450,12 +451,12 @@ class LinearSVMs:
 
         Args:
             features: The patients' features.
-            platt: (machines, 2) a and b of `fit_platt`. If None, they are 1 and 0,
+            platt: (classifiers, 2) a and b of `fit_platt`. If None, they are 1 and 0,
                 which is exact for the loss "log"; under "hinge", the result then only
                 ranks patients.
         """
         if platt is None:
-            platt = np.tile((1.0, 0.0), (len(self.machines), 1))
+            platt = np.tile((1.0, 0.0), (len(self.classifiers), 1))
         slopes, shifts = platt.T
         # exp overflows for a large negative score, whose sigmoid is zero.
         with np.errstate(over="ignore"):
@@ -482,15 +483,15 @@ class LinearSVMs:
         only_class: float,
         no_class: float,
     ) -> Floats:
-        """Expand per-machine values to (patients, diseases, 3) values per class.
+        """Expand values per classifier to (patients, diseases, 3) values per class.
 
-        A disease with one class has no machine, one with two classes has one, and one
-        with three classes has a machine for each (`list_machines`).
+        A disease with one class has no classifier, one with two classes has one, and
+        one with three classes has a classifier for each (`list_classifiers`).
 
         Args:
-            values: (patients, machines) values of the machines' positive classes.
-            opposites: (patients, machines) values of "absent" (or the lower class) for
-                diseases with two classes.
+            values: (patients, classifiers) values of the positive classes.
+            opposites: (patients, classifiers) values of "absent" (or the lower class)
+                for diseases with two classes.
             only_class: The value of the only class of a disease.
             no_class: The value of a class that the disease lacks.
         """
@@ -499,11 +500,11 @@ class LinearSVMs:
         for disease, classes in enumerate(self.classes):
             if len(classes) == 1:
                 expanded[:, disease, classes[0]] = only_class
-        for machine, (disease, positive) in enumerate(self.machines):
-            expanded[:, disease, positive] = values[:, machine]
+        for column, (disease, positive) in enumerate(self.classifiers):
+            expanded[:, disease, positive] = values[:, column]
             classes = self.classes[disease]
-            if len(classes) == 2:  # the one machine decides between both classes
-                expanded[:, disease, classes[0]] = opposites[:, machine]
+            if len(classes) == 2:  # one classifier decides between both classes
+                expanded[:, disease, classes[0]] = opposites[:, column]
         return expanded
 
     def _require_width(self, features: Features) -> None:
@@ -515,18 +516,18 @@ class LinearSVMs:
             )
 
 
-def list_machines(classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, int], ...]:
-    """Return the disease and the positive class of each machine."""
-    machines: list[tuple[int, int]] = []
+def list_classifiers(classes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, int], ...]:
+    """Return the disease and the positive class of each classifier."""
+    classifiers: list[tuple[int, int]] = []
     for disease, of_disease in enumerate(classes):
         if len(of_disease) == 2:
-            machines.append((disease, of_disease[1]))
+            classifiers.append((disease, of_disease[1]))
         elif len(of_disease) > 2:
-            machines += [(disease, positive) for positive in of_disease]
-    return tuple(machines)
+            classifiers += [(disease, positive) for positive in of_disease]
+    return tuple(classifiers)
 
 
-# ---- kernels: a patient's steps for all machines -------------------------------------
+# ---- kernels: a patient's steps for all classifiers ----------------------------------
 # They add in scikit-learn's order, without fused multiply-adds, so that the hinge loss
 # is bit-identical to scikit-learn's.
 
@@ -541,16 +542,16 @@ def _score_patient(
     intercept: Floats,
     scores: Floats,
 ) -> None:
-    """Write a patient's (machines,) scores; the patient's entries are start:stop."""
-    machines = scores.shape[0]
-    for k in range(machines):
+    """Write a patient's (classifiers,) scores; the patient's entries are start:stop."""
+    classifiers = scores.shape[0]
+    for k in range(classifiers):
         scores[k] = 0.0
     for entry in range(start, stop):
         column = columns[entry]
         value = values[entry]
-        for k in range(machines):
+        for k in range(classifiers):
             scores[k] += value * weight[column, k]
-    for k in range(machines):
+    for k in range(classifiers):
         scores[k] += intercept[k]
 
 
@@ -563,7 +564,7 @@ def _score_patients(
     intercept: Floats,
     scores: Floats,
 ) -> None:
-    """Write the (patients, machines) scores."""
+    """Write the (patients, classifiers) scores."""
     for row in range(scores.shape[0]):
         _score_patient(
             values,
@@ -601,7 +602,7 @@ def _compute_loss_and_slope(
 def _compute_learning_rate(
     schedule: int, step: int, eta0: float, power: float, alpha: float
 ) -> float:
-    """Return the learning rate of a machine's step, counted from 1.
+    """Return the learning rate of a classifier's step, counted from 1.
 
     The schedule is an index into _SCHEDULES. "optimal" starts at alpha^-1/4.
     """
@@ -636,16 +637,16 @@ def _train_epoch(  # noqa: PLR0913 - a kernel has no objects
     intercept_step: float,
 ) -> float:
     """Change weight, intercept and steps; return the sum of losses before each step."""
-    machines = weight.shape[1]
-    scores = np.empty(machines)
-    update = np.empty(machines)
+    classifiers = weight.shape[1]
+    scores = np.empty(classifiers)
+    update = np.empty(classifiers)
     total = 0.0
     for row in order:
         start = offsets[row]
         stop = offsets[row + 1]
         _score_patient(values, columns, start, stop, weight, intercept, scores)
         moves = False
-        for k in range(machines):
+        for k in range(classifiers):
             y = np.float64(targets[row, k])
             update[k] = 0.0
             if y == 0.0:
@@ -662,9 +663,9 @@ def _train_epoch(  # noqa: PLR0913 - a kernel has no objects
             for entry in range(start, stop):
                 column = columns[entry]
                 value = values[entry]
-                for k in range(machines):
+                for k in range(classifiers):
                     weight[column, k] += value * update[k]  # [phenotype svm]
-            for k in range(machines):
+            for k in range(classifiers):
                 intercept[k] += update[k] * intercept_step  # [phenotype svm]
     return total
 
@@ -697,40 +698,41 @@ class LabelledFeatures(NamedTuple):
 
 
 def train_to_convergence(
-    machines: LinearSVMs,
+    svms: LinearSVMs,
     train: LabelledFeatures,
     held_out: LabelledFeatures,
     *,
     weights: np.ndarray | None,
     C: float,
 ) -> tuple[float, int]:
-    """Train every machine to convergence.
+    """Train every classifier to convergence.
 
-    A machine that lacks positive or negative patients stays at zero.
+    A classifier that lacks positive or negative patients stays at zero.
 
     Args:
-        machines: The classifiers, which are changed.
+        svms: The classifiers, which are changed.
         train: The patients to train on.
         held_out: The patients on whom C is chosen.
-        weights: (machines, 2), see `LinearSVMs.compute_class_weights`; 1 if None.
+        weights: (classifiers, 2), see `LinearSVMs.compute_class_weights`; 1 if None.
         C: Weight of the patients against the penalty. If it is 0, the value of
             C_CHOICES with the smallest loss on held-out patients is used (the smaller
             value in a tie), and 1 if nobody is held out.
 
     Returns:
-        The sum of the weighted losses, and its number of pairs of patient and machine.
+        The sum of the weighted losses, and the number of pairs of a patient and a
+        classifier in it.
 
     Raises:
         MissingExtra: scikit-learn is not installed.
     """
     if not C and len(held_out.features):
-        C = _choose_c(machines, train, held_out, weights)
-    _solve(machines, train, weights, C=C or 1.0)
-    return measure_logistic_loss(machines, train, weights)
+        C = _choose_c(svms, train, held_out, weights)
+    _solve(svms, train, weights, C=C or 1.0)
+    return measure_logistic_loss(svms, train, weights)
 
 
 def _choose_c(
-    machines: LinearSVMs,
+    svms: LinearSVMs,
     train: LabelledFeatures,
     held_out: LabelledFeatures,
     weights: np.ndarray | None,
@@ -738,22 +740,22 @@ def _choose_c(
     """Return the value of C_CHOICES with the smallest held-out loss."""
     losses: list[float] = []
     for choice in C_CHOICES:
-        _solve(machines, train, weights, C=choice)
-        loss, _ = measure_logistic_loss(machines, held_out, weights)
+        _solve(svms, train, weights, C=choice)
+        loss, _ = measure_logistic_loss(svms, held_out, weights)
         losses.append(loss)
     return C_CHOICES[int(np.argmin(losses))]
 
 
 def _solve(
-    machines: LinearSVMs,
+    svms: LinearSVMs,
     train: LabelledFeatures,
     weights: np.ndarray | None,
     *,
     C: float,
 ) -> None:
-    """Set each machine to the solution of its logistic regression.
+    """Set each classifier to the solution of its logistic regression.
 
-    A machine is set to zero if it lacks positive or negative patients.
+    A classifier is set to zero if it lacks positive or negative patients.
     """
     with needs("scikit-learn", "phenotype"):
         from scipy.sparse import csr_matrix
@@ -764,42 +766,43 @@ def _solve(
         (features.values, features.columns, features.offsets),
         shape=(len(features), features.width),
     )
-    targets = machines.make_targets(labels)
+    targets = svms.make_targets(labels)
     pair_weights = _weigh_pairs(targets, weights)
-    machines.weight[:] = 0.0
-    machines.intercept[:] = 0.0
-    for k in range(len(machines.machines)):
+    svms.weight[:] = 0.0
+    svms.intercept[:] = 0.0
+    for k in range(len(svms.classifiers)):
         rows = np.flatnonzero(targets[:, k])
         has_both_kinds = len(np.unique(targets[rows, k])) == 2
         if not has_both_kinds:
             continue
         solver = LogisticRegression(C=C, tol=1e-6, max_iter=10_000)
         solver.fit(matrix[rows], targets[rows, k], sample_weight=pair_weights[rows, k])
-        machines.weight[:, k] = solver.coef_[0]
-        machines.intercept[k] = solver.intercept_[0]
+        svms.weight[:, k] = solver.coef_[0]
+        svms.intercept[k] = solver.intercept_[0]
 
 
 def measure_logistic_loss(
-    machines: LinearSVMs, patients: LabelledFeatures, weights: np.ndarray | None
+    svms: LinearSVMs, patients: LabelledFeatures, weights: np.ndarray | None
 ) -> tuple[float, int]:
     """Return the weighted logistic loss of classifiers on some patients.
 
     Args:
-        machines: The classifiers.
+        svms: The classifiers.
         patients: The patients to predict.
-        weights: (machines, 2), see `LinearSVMs.compute_class_weights`; 1 if None.
+        weights: (classifiers, 2), see `LinearSVMs.compute_class_weights`; 1 if None.
 
     Returns:
-        The sum of the losses, and its number of pairs of patient and machine.
+        The sum of the losses, and the number of pairs of a patient and a classifier in
+        it.
     """
-    targets = machines.make_targets(patients.labels)
-    scores = machines.score(patients.features)
+    targets = svms.make_targets(patients.labels)
+    scores = svms.score(patients.features)
     losses = np.logaddexp(0.0, -targets * scores) * _weigh_pairs(targets, weights)
     return float(losses.sum()), int(np.count_nonzero(targets))
 
 
 def _weigh_pairs(targets: Signs, weights: np.ndarray | None) -> Floats:
-    """Return (patients, machines) the weight of each patient; 0 if unlabelled."""
+    """Return (patients, classifiers) the weight of each patient; 0 if unlabelled."""
     if weights is None:
         return np.abs(targets).astype(np.float64)
     negative, positive = weights.T

@@ -219,7 +219,7 @@ def read_known_classes(
     Raises:
         DataError: The model predicts other phenotypes, or reads other features.
     """
-    if model.machines is None:
+    if model.svms is None:
         raise DataError(
             f"{folder}: this model ends with stage 1 and predicts no phenotypes: "
             "compare runs with [phenotypes] or labels"
@@ -233,4 +233,4 @@ def read_known_classes(
             f"{folder}: the model was trained with another dictionary or "
             "encoder than the one that is there now"
         )
-    return model.machines.classes
+    return model.svms.classes

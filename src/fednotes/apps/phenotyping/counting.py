@@ -185,15 +185,15 @@ def agree_from_counts(config: Config, counts: np.ndarray, deviation: float) -> T
 def _weigh_classes(
     config: Config, absent: np.ndarray, present: np.ndarray, deviation: float
 ) -> np.ndarray:
-    """Return (machines, 2) balanced weights of classes, from noisy counts.
+    """Return (classifiers, 2) balanced weights of classes, from noisy counts.
 
     Counts below the noise are raised to it. Otherwise the only patient of a class could
     get an arbitrary weight.
     """
     table = np.stack([absent, present, np.zeros_like(absent)], axis=1)
     classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
-    machines = LinearSVMs(classes, 1, config.model.classifier)
-    return machines.compute_class_weights(table.clip(max(1.0, deviation)))
+    svms = LinearSVMs(classes, 1, config.model.classifier)
+    return svms.compute_class_weights(table.clip(max(1.0, deviation)))
 
 
 def require_agreement(config: Config, tensors: Tensors, site: str) -> None:

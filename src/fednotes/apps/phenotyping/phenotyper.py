@@ -1,7 +1,7 @@
 """The model of phenotyping: from a patient's concepts to one classifier per disease.
 
     representation  a deep averaging network (stage 1), TF-IDF, or unchanged vectors
-    classifiers     linear machines of all diseases (stage 2); none after stage 1 alone
+    classifiers     linear classifiers of diseases (stage 2); none after stage 1 alone
 
 A saved model is a folder with `phenotyper.json` and `phenotyper.safetensors`. The
 dictionary or encoder that reads notes is not copied: the folder has its location and
@@ -30,7 +30,7 @@ from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
     SvmConfig,
     compute_tfidf,
-    list_machines,
+    list_classifiers,
 )
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
 from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
@@ -89,8 +89,8 @@ class Phenotyper:
         scale: Scale of the network's representation, as in `PhenotypeConfig`.
         code_names: The outputs of stage 1; empty if it was left out.
         phenotypes: The diseases; empty after stage 1 alone.
-        machines: The classifiers of stage 2; None after stage 1 alone.
-        platt: (machines, 2) calibration; None if the classifiers are not calibrated.
+        svms: The classifiers of stage 2; None after stage 1 alone.
+        platt: (classifiers, 2) calibration; None if the classifiers are not calibrated.
     """
 
     space: FeatureSpace
@@ -99,7 +99,7 @@ class Phenotyper:
     scale: Scale = "none"
     code_names: tuple[str, ...] = ()
     phenotypes: tuple[str, ...] = ()
-    machines: LinearSVMs | None = None
+    svms: LinearSVMs | None = None
     platt: np.ndarray | None = None
 
     @property
@@ -135,7 +135,7 @@ class Phenotyper:
             (patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 if
             nothing was learned.
         """
-        return self._require_machines().predict(self.compute_features(inputs))
+        return self._require_classifiers().predict(self.compute_features(inputs))
 
     def predict_probabilities(self, inputs: Inputs) -> np.ndarray:
         """Return the probabilities of labels.
@@ -146,12 +146,14 @@ class Phenotyper:
         Returns:
             (patients, diseases, 3) of absent, present and questionable.
         """
-        machines = self._require_machines()
-        return machines.predict_probabilities(self.compute_features(inputs), self.platt)
+        svms = self._require_classifiers()
+        return svms.predict_probabilities(self.compute_features(inputs), self.platt)
 
     def rank(self, inputs: Inputs) -> np.ndarray:
         """Return (patients, diseases) scores of "present", only to rank them."""
-        return self._require_machines().score_for_ranking(self.compute_features(inputs))
+        return self._require_classifiers().score_for_ranking(
+            self.compute_features(inputs)
+        )
 
     def predict_code_probabilities(self, inputs: Inputs) -> np.ndarray:
         """Return the (patients, codes) probabilities of stage 1's outputs.
@@ -162,19 +164,19 @@ class Phenotyper:
             return np.zeros((len(inputs), 0), np.float32)
         return self.network.predict_probabilities(inputs)
 
-    def _require_machines(self) -> LinearSVMs:
+    def _require_classifiers(self) -> LinearSVMs:
         """Return the classifiers.
 
         Raises:
             ModelError: The model has no classifiers.
         """
-        if self.machines is None:
+        if self.svms is None:
             raise ModelError(
                 "this model represents patients but has no classifiers: train "
                 'classifiers with [model] representation = "its folder" and '
                 "[phenotypes]"
             )
-        return self.machines
+        return self.svms
 
     def save(self, directory: Path) -> None:
         """Write the model to a folder.
@@ -208,8 +210,8 @@ class Phenotyper:
     def _collect_tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the model, on the CPU."""
         tensors: dict[str, Tensor] = {}
-        if self.machines is not None:
-            tensors |= self.machines.trainable()
+        if self.svms is not None:
+            tensors |= self.svms.trainable()
         if self.network is not None:
             tensors |= add_prefix("network.", self.network.state())
         if self.idf is not None:
@@ -223,7 +225,7 @@ class Phenotyper:
     def _collect_facts(self, data: bytes) -> dict[str, Any]:
         """Return a model's facts without its tensors, whose file contains `data`."""
         network = self.network
-        machines = self.machines
+        svms = self.svms
         facts: dict[str, Any] = {
             "kind": PHENOTYPER,
             "format": FORMAT,
@@ -233,8 +235,8 @@ class Phenotyper:
             "scale": self.scale,
             "code_names": self.code_names,
             "phenotypes": self.phenotypes,
-            "classes": None if machines is None else machines.classes,
-            "classifier": None if machines is None else asdict(machines.config),
+            "classes": None if svms is None else svms.classes,
+            "classifier": None if svms is None else asdict(svms.config),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         return {**facts, "checksum": _compute_checksum(facts)}
@@ -388,16 +390,16 @@ def _build_model(
             "features", model.width, "features that the classifiers read", width
         )
         _require_equal(
-            "machines",
-            len(list_machines(facts.classes)),
+            "classifiers",
+            len(list_classifiers(facts.classes)),
             "columns of 'svm.weight'",
             columns,
         )
-        machines = LinearSVMs(facts.classes, width, facts.classifier)
-        targets = machines.trainable()
+        svms = LinearSVMs(facts.classes, width, facts.classifier)
+        targets = svms.trainable()
         load_into(targets, {name: tensors[name] for name in targets})
-        model.machines = machines
-        if platt is not None and platt.shape != (len(machines.machines), 2):
+        model.svms = svms
+        if platt is not None and platt.shape != (len(svms.classifiers), 2):
             raise ModelError(f"damaged: the calibration has shape {platt.shape}")
     return model
 

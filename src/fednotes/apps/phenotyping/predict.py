@@ -228,7 +228,7 @@ def evaluate_patients(
     """
     labelled = read_labelled(reader, path, label_map, labels, encoding)
     model = reader.model
-    scores = _score_predictions(model, _require_machines(model), labelled)
+    scores = _score_predictions(model, _require_classifiers(model), labelled)
     unknown = tuple(name for name in labelled.names if name not in model.phenotypes)
     return Evaluation(scores, unknown)
 
@@ -275,7 +275,7 @@ def read_labelled(
         DataError: The files cannot be read, or contain none of the model's phenotypes.
     """
     model = reader.model
-    _require_machines(model)
+    _require_classifiers(model)
     notes: Iterable[PatientNote]
     with reading_as(encoding):
         if labels is not None:
@@ -303,18 +303,18 @@ def read_labelled(
     return LabelledPatients(inputs, np.array(rows, np.int8).reshape(shape), names)
 
 
-def _require_machines(model: Phenotyper) -> LinearSVMs:
+def _require_classifiers(model: Phenotyper) -> LinearSVMs:
     """Return the classifiers of a model.
 
     Raises:
         ConfigError: The model predicts no phenotypes.
     """
-    if model.machines is None:
+    if model.svms is None:
         raise ConfigError(
             "the model ends with stage 1 and predicts codes, so there are no "
             "phenotypes to score"
         )
-    return model.machines
+    return model.svms
 
 
 def _read_labels_and_report(
@@ -380,19 +380,19 @@ def _rename_labels(
 
 
 def _score_predictions(
-    model: Phenotyper, machines: LinearSVMs, labelled: LabelledPatients
+    model: Phenotyper, svms: LinearSVMs, labelled: LabelledPatients
 ) -> dict[str, Any]:
     """Return the scores of a model's predictions, with the ranking of patients.
 
     Args:
         model: The model.
-        machines: Its classifiers.
+        svms: Its classifiers.
         labelled: The patients.
     """
     names = model.phenotypes
     inputs = labelled.inputs.values
     predicted = model.predict_classes(inputs)
-    counts = ClassCounts.of(labelled.labels, predicted, names, classes=machines.classes)
+    counts = ClassCounts.of(labelled.labels, predicted, names, classes=svms.classes)
     present = model.predict_probabilities(inputs)[:, :, PRESENT]
     ranking = measure_rankings(labelled.labels, present, names)
 

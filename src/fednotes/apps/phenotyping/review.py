@@ -202,17 +202,17 @@ def weigh_features(
         The largest weights of each phenotype, and the smallest; nothing for a model
         that does not weigh single concepts.
     """
-    machines = model.machines
+    svms = model.svms
     if (
-        machines is None
+        svms is None
         or not has_feature_weights(model)
         or not isinstance(features, ConceptFeatures)
     ):
         return {}
     chosen: dict[str, list[tuple[int, float]]] = {}
-    for column, (disease, positive) in enumerate(machines.machines):
+    for column, (disease, positive) in enumerate(svms.classifiers):
         if positive == PRESENT:
-            weights = machines.weight[:, column]
+            weights = svms.weight[:, column]
             chosen[model.phenotypes[disease]] = _select_largest(weights)
     concepts = {index for weights in chosen.values() for index, _ in weights}
     names = _name_concepts(features.matcher.dictionary, concepts)

@@ -135,10 +135,10 @@ class Patients:
             scores["codes"] = _compute_log_likelihood(logits, signs)
         classifiers = site.classifiers
         if classifiers is not None:
-            machines = classifiers.machines
-            margins = machines.score(classifiers.model.compute_features(cohort.bags))
+            svms = classifiers.svms
+            margins = svms.score(classifiers.model.compute_features(cohort.bags))
             scores["labels"] = _compute_log_likelihood(
-                margins, machines.make_targets(cohort.labels)
+                margins, svms.make_targets(cohort.labels)
             )
         return scores
 

@@ -160,7 +160,7 @@ class Site(MethodSite):
         of_network = sum(value.numel() for value in self._network.values())
         of_classifiers = 0
         if self.classifiers is not None:
-            of_classifiers = self.classifiers.machines.weight.size
+            of_classifiers = self.classifiers.svms.weight.size
         return (
             f"{of_network:,} numbers of the representation and {of_classifiers:,} of "
             "the classifiers"
@@ -460,21 +460,21 @@ class Site(MethodSite):
             [each for each in CLASSES if row[each]]
             for row in agreed.to(torch.bool).tolist()
         ]
-        machines = LinearSVMs(classes, model.width, self.config.model.classifier)
+        svms = LinearSVMs(classes, model.width, self.config.model.classifier)
         if self.classifiers is not None:
             # A server that resumes a run prepares its sites again; their steps
             # continue.
-            self._steps = self.classifiers.machines.steps
-        if len(self._steps) == len(machines.steps):
-            machines.steps[:] = self._steps
+            self._steps = self.classifiers.svms.steps
+        if len(self._steps) == len(svms.steps):
+            svms.steps[:] = self._steps
         weights = None
         if "weights" in tensors:
-            weights = self._read_weights(tensors, len(machines.machines))
+            weights = self._read_weights(tensors, len(svms.classifiers))
         self.classifiers = Classifiers(
             self.data,
             self.config,
             model,
-            machines,
+            svms,
             weights=weights,
             draws=self.draws,
             count_step=self.count_step,
@@ -482,14 +482,14 @@ class Site(MethodSite):
         self._prepared = {name: tensors[name] for name in _PREPARED if name in tensors}
         return Update()
 
-    def _read_weights(self, tensors: Tensors, machines: int) -> np.ndarray:
-        """Return (machines, 2) weights of negative and of positive patients.
+    def _read_weights(self, tensors: Tensors, num_classifiers: int) -> np.ndarray:
+        """Return (classifiers, 2) weights of negative and of positive patients.
 
         Raises:
             RefusedError: A weight is negative. With it, the classifier would learn the
                 opposite of a label.
         """
-        weights = require_tensor(tensors, "weights", torch.float64, machines, 2)
+        weights = require_tensor(tensors, "weights", torch.float64, num_classifiers, 2)
         if bool((weights < 0).any()):
             raise RefusedError(
                 f"site {self.id!r}: the server sent a negative weight of a class: "
@@ -662,7 +662,7 @@ class Site(MethodSite):
             facts["calibrations"] = self._calibrations
         if self.classifiers is not None:
             tensors |= copy_tensors(self._prepared)
-            tensors["steps"] = torch.from_numpy(self.classifiers.machines.steps)
+            tensors["steps"] = torch.from_numpy(self.classifiers.svms.steps)
             return State(0, tensors, facts)
         of_learner = State(0) if learner is None else learner.state()
         return State(

@@ -47,8 +47,8 @@ def make_writer(model: Path, dictionary: str | None = None) -> Callable[[Path], 
         MissingExtra: scikit-learn or skops is not installed.
     """
     phenotyper = load_phenotyper(model)
-    machines = phenotyper.machines
-    if machines is None:
+    svms = phenotyper.svms
+    if svms is None:
         raise ConfigError(
             f"{model}: this model ends with stage 1 and has no classifiers of "
             "phenotypes to export"
@@ -57,11 +57,11 @@ def make_writer(model: Path, dictionary: str | None = None) -> Callable[[Path], 
         import skops.io
         from sklearn.pipeline import Pipeline
     features = load_features(phenotyper.space.recipe, dictionary)
-    classifiers = _make_classifiers(phenotyper, machines)
+    classifiers = _make_classifiers(phenotyper, svms)
     pipeline = Pipeline([*_make_feature_steps(phenotyper), ("diseases", classifiers)])
     learned = [
         name
-        for name, classes in zip(phenotyper.phenotypes, machines.classes, strict=True)
+        for name, classes in zip(phenotyper.phenotypes, svms.classes, strict=True)
         if classes
     ]
     facts = {"phenotypes": learned, "columns": _name_columns(features)}
@@ -214,17 +214,17 @@ class _Logit(NamedTuple):
         )
 
 
-def _make_classifiers(model: Phenotyper, machines: LinearSVMs) -> Any:
+def _make_classifiers(model: Phenotyper, svms: LinearSVMs) -> Any:
     """Return a classifier with an estimator for each disease that was learned."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.multioutput import MultiOutputClassifier
 
-    logits = _make_logits(machines, model.platt)
+    logits = _make_logits(svms, model.platt)
     estimators = []
-    for disease, classes in enumerate(machines.classes):
+    for disease, classes in enumerate(svms.classes):
         of_disease = [
             logit
-            for logit, (owner, _) in zip(logits, machines.machines, strict=True)
+            for logit, (owner, _) in zip(logits, svms.classifiers, strict=True)
             if owner == disease
         ]
         if classes:
@@ -236,15 +236,15 @@ def _make_classifiers(model: Phenotyper, machines: LinearSVMs) -> Any:
     return combined
 
 
-def _make_logits(machines: LinearSVMs, platt: np.ndarray | None) -> list[_Logit]:
-    """Return the coefficients of each machine's calibrated probability.
+def _make_logits(svms: LinearSVMs, platt: np.ndarray | None) -> list[_Logit]:
+    """Return the coefficients of each classifier's calibrated probability.
 
     The probability is sigmoid(a (w·x + c) + b), with the calibration a and b.
     """
-    count = len(machines.machines)
+    count = len(svms.classifiers)
     calibration = np.broadcast_to((1.0, 0.0) if platt is None else platt, (count, 2))
     return [
-        _Logit(a * machines.weight[:, number], a * machines.intercept[number] + b)
+        _Logit(a * svms.weight[:, number], a * svms.intercept[number] + b)
         for number, (a, b) in enumerate(calibration)
     ]
 
@@ -256,7 +256,7 @@ def _make_classifier(
 
     Args:
         classes: The classes that were learned.
-        logits: The machines of the disease: none for one class, one for two, and one
+        logits: The classifiers of the disease: none for one class, one for two, and one
             for each of three.
         width: Number of features.
     """

@@ -364,15 +364,15 @@ class Classifiers:
         data: The patients of the site.
         config: The settings of the run.
         model: The model with its representation, to which the classifiers are added.
-        machines: The classifiers.
-        weights: (machines, 2) weights of negative and positive patients; 1 if None.
+        svms: The classifiers.
+        weights: (classifiers, 2) weights of negative and positive patients; 1 if None.
         draws: Random draws for orders.
         count_step: Counts leave the site as multiples of it.
 
     Attributes:
         train_data: Features and labels of the patients to train on.
         held_out_data: Features and labels of held-out patients.
-        targets: (patients, machines) targets of `train_data`, as in `make_targets`.
+        targets: (patients, classifiers) targets of `train_data`, as in `make_targets`.
     """
 
     def __init__(
@@ -380,7 +380,7 @@ class Classifiers:
         data: SitePatients,
         config: Config,
         model: Phenotyper,
-        machines: LinearSVMs,
+        svms: LinearSVMs,
         *,
         weights: np.ndarray | None,
         draws: Draws,
@@ -389,17 +389,17 @@ class Classifiers:
         self.id = data.id
         self.config = config
         self.model = model
-        self.machines = machines
+        self.svms = svms
         self.weights = weights
         self.draws = draws
         self.count_step = count_step
-        model.machines = machines
+        model.svms = svms
         self._train_cohort = data.train.select_labelled()
         self._held_out_cohort = data.valid.select_labelled()
         self.train_data = self._represent(self._train_cohort)
         self.held_out_data = self._represent(self._held_out_cohort)
-        self.targets = machines.make_targets(self._train_cohort.labels)
-        # (machines,) n_k of each
+        self.targets = svms.make_targets(self._train_cohort.labels)
+        # (classifiers,) n_k of each
         self._patients = np.count_nonzero(self.targets, axis=0)
         # The digest is computed now, together with the features, because sites may
         # share a network.
@@ -421,7 +421,7 @@ class Classifiers:
         policy must hold for the part with the fewest patients.
         """
         # A target is 0 if the patient has no label for the classifier.
-        targets = self.machines.make_targets(self.held_out_data.labels)
+        targets = self.svms.make_targets(self.held_out_data.labels)
         numbers = np.count_nonzero(targets, axis=0)
         return min((int(number) for number in numbers if number), default=0)
 
@@ -436,7 +436,7 @@ class Classifiers:
             tensors |= self.model.network.state()
         if self.model.idf is not None:
             tensors["idf"] = torch.from_numpy(self.model.idf)
-        settings = (self.machines.classes, self.model.scale)
+        settings = (self.svms.classes, self.model.scale)
         return _digest_tensors(tensors, repr(settings))
 
     # Training.
@@ -452,18 +452,18 @@ class Classifiers:
             cycle: The number of the cycle, from which the order of patients is derived.
 
         Returns:
-            Each machine times its number of training patients at this site, and these
-            numbers, because patients without a label for a disease contribute nothing
-            to its classifier.
+            Each classifier times its number of training patients at this site, and
+            these numbers, because patients without a label for a disease contribute
+            nothing to its classifier.
         """
-        self.machines.load(tensors)
-        if self.machines.config.solver == "converged":
+        self.svms.load(tensors)
+        if self.svms.config.solver == "converged":
             loss, pairs = train_to_convergence(
-                self.machines,
+                self.svms,
                 self.train_data,
                 self.held_out_data,
                 weights=self.weights,
-                C=self.machines.config.C,
+                C=self.svms.config.C,
             )
         else:
             loss, pairs = self._train_epochs(cycle)
@@ -474,7 +474,7 @@ class Classifiers:
         # is that site's own value.
         sums: dict[str, Tensor] = {
             name: value.double() * patients
-            for name, value in self.machines.to_float32().items()
+            for name, value in self.svms.to_float32().items()
         }
         sums["patients"] = patients
         metrics = {
@@ -491,7 +491,7 @@ class Classifiers:
         for epoch in range(cycle * epochs, (cycle + 1) * epochs):
             rng = self.draws.rng_of("phenotypes", self.id, epoch)
             order = rng.permutation(len(self._train_cohort))
-            loss, pairs = self.machines.train_epoch(
+            loss, pairs = self.svms.train_epoch(
                 self.train_data.features,
                 self.train_data.labels,
                 order,
@@ -513,18 +513,18 @@ class Classifiers:
         x = self.model.compute_features(self._train_cohort.bags.take([row]))
         values = torch.from_numpy(x.values).float()
         columns = torch.from_numpy(x.columns)
-        # (machines,)
+        # (classifiers,)
         score = values @ tensors["svm.weight"][columns] + tensors[INTERCEPT]
         sign = torch.from_numpy(self.targets[row]).float()
-        if self.machines.config.loss == "log":
+        if self.svms.config.loss == "log":
             losses = softplus(-sign * score)
         else:
             losses = relu(1 - sign * score)
 
-        loss_weights = sign.abs()  # 0 for machines without a label
+        loss_weights = sign.abs()  # 0 for classifiers without a label
         if self.weights is not None:
-            machines = np.arange(len(sign))
-            of_class = self.weights[machines, (self.targets[row] > 0).astype(int)]
+            rows = np.arange(len(sign))
+            of_class = self.weights[rows, (self.targets[row] > 0).astype(int)]
             loss_weights = loss_weights * torch.from_numpy(of_class).float()
         return (losses * loss_weights).sum() / sign.abs().sum().clamp(min=1)
 
@@ -538,8 +538,8 @@ class Classifiers:
             cycle: Not used.
         """
         del cycle
-        self.machines.load(tensors)
-        predicted = self.machines.predict(self.held_out_data.features)
+        self.svms.load(tensors)
+        predicted = self.svms.predict(self.held_out_data.features)
         counts = self._count_classes(self._held_out_cohort, predicted).to_metrics()
         return Update(metrics=round_counts(counts, self.count_step))
 
@@ -549,10 +549,10 @@ class Classifiers:
         Args:
             tensors: The classifiers, and "platt", the scaling so far.
         """
-        self.machines.load(tensors)
+        self.svms.load(tensors)
         platt = self._read_platt(tensors)
-        scores = self.machines.score(self.held_out_data.features)
-        targets = self.machines.make_targets(self.held_out_data.labels)
+        scores = self.svms.score(self.held_out_data.features)
+        targets = self.svms.make_targets(self.held_out_data.labels)
         if self.count_step == 1:
             sums = compute_platt_sums(platt, scores, targets)
         else:
@@ -564,7 +564,7 @@ class Classifiers:
     ) -> np.ndarray:
         """Return `compute_platt_sums`, scaled to the rounded numbers of patients.
 
-        Each positive patient of a machine counts reported / exact times, and so does
+        Each positive patient of a classifier counts reported / exact times, and so does
         each negative one. Like a loss (`scale_sum`), the sums have float32 precision.
         """
         parts: list[np.ndarray] = []
@@ -578,26 +578,26 @@ class Classifiers:
         return np.asarray(total.astype(np.float32), np.float64)
 
     def _read_platt(self, tensors: Tensors) -> np.ndarray:
-        """Return the (machines, 2) scaling that the server sent."""
-        machines = len(self.machines.machines)
-        return require_tensor(tensors, "platt", torch.float64, machines, 2).numpy()
+        """Return the (classifiers, 2) scaling that the server sent."""
+        count = len(self.svms.classifiers)
+        return require_tensor(tensors, "platt", torch.float64, count, 2).numpy()
 
     def compute_fingerprint(self) -> str:
         """Return a digest of the classifiers and of the representation."""
-        return _digest_tensors(self.machines.to_float32(), self._representation)
+        return _digest_tensors(self.svms.to_float32(), self._representation)
 
     # The end.
 
     def finish(self, tensors: Tensors) -> None:
         """Adopt the final classifiers."""
-        self.machines.load(tensors)
+        self.svms.load(tensors)
         self.model.platt = self._read_platt(tensors) if "platt" in tensors else None
 
     def score_on(self, site: SitePatients) -> dict[str, Any]:
         """Return scores on a site's test patients.
 
-        Patients are ranked by the machines' own scores, because probabilities are only
-        for display.
+        Patients are ranked by the classifiers' own scores, because probabilities are
+        only for display.
 
         Returns:
             The scores; empty if no test patient is labelled.
@@ -606,19 +606,19 @@ class Classifiers:
         if not len(cohort):
             return {}
         features, labels = self._represent(cohort)
-        counts = self._count_classes(cohort, self.machines.predict(features))
+        counts = self._count_classes(cohort, self.svms.predict(features))
         ranked = measure_rankings(
             labels,
-            self.machines.score_for_ranking(features),
+            self.svms.score_for_ranking(features),
             self.config.phenotypes,
             seed=self.config.seed,
         )
         scores = _summarise(counts, ranked)
 
         is_known = (labels == ABSENT) | (labels == PRESENT)
-        has_meaning = self.model.platt is not None or self.machines.config.loss == "log"
+        has_meaning = self.model.platt is not None or self.svms.config.loss == "log"
         if has_meaning and is_known.any():
-            chances = self.machines.predict_probabilities(features, self.model.platt)
+            chances = self.svms.predict_probabilities(features, self.model.platt)
             present = chances[:, :, PRESENT][is_known]
             errors = (present - (labels[is_known] == PRESENT)) ** 2
             scores["calibration"] = {"brier": float(errors.mean())}
@@ -633,7 +633,7 @@ class Classifiers:
         """
         classes: list[tuple[int, ...]] = []
         for name, learned in zip(
-            self.config.phenotypes, self.machines.classes, strict=True
+            self.config.phenotypes, self.svms.classes, strict=True
         ):
             if QUESTIONABLE in learned or name in self.config.questionable:
                 classes.append((ABSENT, PRESENT, QUESTIONABLE))

@@ -304,13 +304,13 @@ def _train_classifiers(
         The server's last state.
     """
     counts = federation.sum("count_labels")
-    machines, prepared = _make_classifiers(config, representation, counts)
+    svms, prepared = _make_classifiers(config, representation, counts)
     total = federation.sum("prepare", {**network, **prepared})
     ready = set(total.included)  # sites that have begun stage 2
 
     first = representation.round
     last = first + config.classifier_cycles
-    shared: Tensors = machines.to_float32()
+    shared: Tensors = svms.to_float32()
     start = first
     if resumed is not None and _read_stage(resumed) == 2:
         start = resumed.round
@@ -336,7 +336,7 @@ def _train_classifiers(
         )
         cycle.commit(state, metrics, evaluated=is_evaluated)
 
-    platt = _calibrate(federation, config, machines, shared)
+    platt = _calibrate(federation, config, svms, shared)
     federation.sum("finish", {**shared, **platt})
     facts = {"outputs": representation.facts["outputs"]}
     return State(last, {**representation.tensors, **shared}, facts)
@@ -371,7 +371,7 @@ def average_classifiers(shared: Tensors, total: Total) -> dict[str, Tensor]:
         total: The sum of the sites' classifiers, each times its number of patients.
     """
     total.require({**list_shapes(shared), "patients": tuple(shared[INTERCEPT].shape)})
-    patients = total.tensors["patients"]  # (machines,) N' of each classifier
+    patients = total.tensors["patients"]  # (classifiers,) N' of each classifier
     divisors = patients.clamp(min=1)  # a classifier without patients is not divided
     return {
         # [phenotype eq 1] W_ag = Σ_k n_k / N · W_k
@@ -419,11 +419,11 @@ def _make_classifiers(
         _require_frequencies(frequencies, patients)
         idf = compute_idf(frequencies, patients)
         prepared["idf"] = torch.from_numpy(idf)
-    machines = LinearSVMs(classes, width, config.model.classifier)
+    svms = LinearSVMs(classes, width, config.model.classifier)
     if config.model.classifier.class_weights == "balanced":
         table = np.stack([counts[name] for name in LABEL_NAMES], axis=1)
-        prepared["weights"] = torch.from_numpy(machines.compute_class_weights(table))
-    return machines, prepared
+        prepared["weights"] = torch.from_numpy(svms.compute_class_weights(table))
+    return svms, prepared
 
 
 def _require_label_counts(counts: Mapping[str, np.ndarray]) -> None:
@@ -461,7 +461,7 @@ def _require_frequencies(frequencies: np.ndarray, patients: int) -> None:
 
 
 def _calibrate(
-    federation: Federation, config: Config, machines: LinearSVMs, shared: Tensors
+    federation: Federation, config: Config, svms: LinearSVMs, shared: Tensors
 ) -> Tensors:
     """Return the Platt scaling of each classifier, if the settings require it.
 
@@ -473,11 +473,11 @@ def _calibrate(
     def sum_over_sites(platt: np.ndarray) -> np.ndarray:
         tensors = {**shared, "platt": torch.from_numpy(platt)}
         total = federation.sum("calibrate", tensors)
-        total.require({"sums": (len(machines.machines), PLATT_SUMS)})
+        total.require({"sums": (len(svms.classifiers), PLATT_SUMS)})
         sums: np.ndarray = total.tensors["sums"].numpy()
         return sums
 
-    platt = fit_platt(sum_over_sites, len(machines.machines))
+    platt = fit_platt(sum_over_sites, len(svms.classifiers))
     return {"platt": torch.from_numpy(platt)}
 
 

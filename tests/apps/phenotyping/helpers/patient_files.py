@@ -80,15 +80,13 @@ def save_model(
     config = ConceptsConfig(dictionary=dictionary, most=most)
     features = build_features(config, beside)
     assert isinstance(features, ConceptFeatures)
-    machines = LinearSVMs([(0, 1)] * len(terms), features.space.width)
+    svms = LinearSVMs([(0, 1)] * len(terms), features.space.width)
     for column, term in enumerate(terms):
         bags = features.make({"x": [f"Known {term}."]}).values
         assert isinstance(bags, Bags)
         (concept,) = bags.concepts.tolist()
-        machines.weight[concept, column] = 10
-    machines.intercept[:] = -1
+        svms.weight[concept, column] = 10
+    svms.intercept[:] = -1
     idf = np.ones(features.space.width)
-    Phenotyper(features.space, idf=idf, phenotypes=terms, machines=machines).save(
-        folder
-    )
+    Phenotyper(features.space, idf=idf, phenotypes=terms, svms=svms).save(folder)
     return folder

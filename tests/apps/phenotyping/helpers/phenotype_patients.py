@@ -235,7 +235,7 @@ def code_labels(
 
 
 def disease_scores(state: State, cohort: Cohort, scale: str = "l2") -> np.ndarray:
-    """Return (patients, machines) scores by the final stages 1 and 2."""
+    """Return (patients, classifiers) scores by the final stages 1 and 2."""
     weight, intercept = (
         state.tensors[f"svm.{n}"].double().numpy() for n in ("weight", "intercept")
     )

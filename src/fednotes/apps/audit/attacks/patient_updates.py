@@ -187,7 +187,7 @@ def _compute_bias_gradient(site: Any, name: str, patient: int) -> Tensor:
         classifiers = site.classifiers
         weights = {
             key: torch.zeros_like(value)
-            for key, value in classifiers.machines.to_float32().items()
+            for key, value in classifiers.svms.to_float32().items()
         }
         bias = weights[name].requires_grad_()
         loss = classifiers.measure_patient_loss(weights, patient)
