@@ -28,7 +28,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, Retur
 from nvflare.fuel.f3.connection import ConnState
 from nvflare.fuel.f3.message import Message
 
-from fednotes.apps.deployment.nvflare import certificates, gate, trust
+from fednotes.apps.deployment.nvflare import authority, certificates, gate, trust
 from fednotes.apps.deployment.nvflare import kit as kit_files
 from fednotes.apps.deployment.nvflare.authority import open_authority, provision
 from fednotes.apps.deployment.nvflare.certificates import (
@@ -77,7 +77,7 @@ def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
         def now(cls, tz: Any = None) -> Any:
             return datetime.now(tz) + timedelta(days)
 
-    for module in (certificates, trust):
+    for module in (authority, certificates, trust):
         monkeypatch.setattr(module, "datetime", Later)
 
 
@@ -136,9 +136,9 @@ def test_a_revocation_is_not_lost_to_a_command_that_waits_for_the_passphrase(
     kits: Kits,
 ) -> None:
     out = kits["server"].parent
-    authority = open_authority(PROJECT, out, lambda _: b"secret")
-    authority.encrypt_key()
-    authority.save()
+    locked_authority = open_authority(PROJECT, out, lambda _: b"secret")
+    locked_authority.encrypt_key()
+    locked_authority.save()
 
     def ask(_purpose: str) -> bytes:
         """Revoke another kit before answering, as a person at another terminal."""
@@ -153,6 +153,38 @@ def test_a_revocation_is_not_lost_to_a_command_that_waits_for_the_passphrase(
     for site in ("h1", "h2"):
         certificate = read_certificate(kits[site] / "startup" / "client")
         assert trust_list.find_withdrawal(certificate) is not None
+
+
+def test_a_revocation_is_not_lost_while_the_clock_runs_ahead(
+    kits: Kits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revoke(kits, "h1")
+    with monkeypatch.context() as clock:
+        days_later(clock, 400)
+        revoke(kits, "h2")
+    revoke(kits, "admin")
+
+    listed = Trust.parse(trust_list_of(kits))
+    for name in ("h1", "h2", "admin"):
+        certificate = read_certificate(kits[name] / "startup" / "client")
+        assert listed.find_withdrawal(certificate) is not None
+
+
+def test_expired_certificates_leave_a_list_that_has_no_room_for_them(
+    kits: Kits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revoke(kits, "h1")
+    before = trust_list_of(kits)
+    monkeypatch.setattr(authority, "MAX_BYTES", len(before))
+    with pytest.raises(ConfigError, match="more kits are revoked than a trust list"):
+        revoke(kits, "h2")
+    assert trust_list_of(kits) == before
+
+    days_later(monkeypatch, 400)
+    listed = Trust.parse(revoke(kits, "h2"))
+    (entry,) = listed.revocations or ()
+    certificate = read_certificate(kits["h2"] / "startup" / "client")
+    assert entry.serial_number == certificate.serial_number
 
 
 def test_revoking_a_kit_does_not_revoke_the_admin_of_its_jobs(

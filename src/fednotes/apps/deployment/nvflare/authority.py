@@ -509,8 +509,9 @@ class Authority:
     ) -> None:
         """Replace the trust list by a new one.
 
-        The new list also revokes the unexpired certificates that the current list
-        revokes.
+        The new list also revokes the certificates that the current list revokes. Only
+        if there is no room for all of them, those that have expired are left out: this
+        machine's clock may be wrong.
 
         Args:
             serials: Serial numbers of further certificates to revoke.
@@ -527,22 +528,26 @@ class Authority:
                 for bridge in self.trust_list.bridges
                 if now < bridge.not_valid_after_utc
             )
-        revocations = self._sign_revocations(serials)
-        trust_list = Trust((self.root,), bridges, revocations)
-        if len(trust_list.encode()) > MAX_BYTES:
-            raise ParameterError(
-                "more kits are revoked than a trust list can contain; use "
-                "`replace_root` instead"
-            )
-        self.trust_list = trust_list
+        serials = list(serials)
+        for with_expired in (True, False):
+            revocations = self._sign_revocations(serials, with_expired=with_expired)
+            trust_list = Trust((self.root,), bridges, revocations)
+            if len(trust_list.encode()) <= MAX_BYTES:
+                self.trust_list = trust_list
+                return
+        raise ParameterError(
+            "more kits are revoked than a trust list can contain; use `replace_root` "
+            "instead"
+        )
 
     def _sign_revocations(
-        self, serials: Iterable[int]
+        self, serials: Iterable[int], *, with_expired: bool
     ) -> x509.CertificateRevocationList:
         """Return a new list of revoked certificates, signed by the root's key.
 
         Args:
             serials: Serial numbers of certificates that the current list may not have.
+            with_expired: Whether certificates stay on the list after they have expired.
         """
         now = datetime.now(UTC)
         builder = (
@@ -557,8 +562,8 @@ class Authority:
         }
         dates = dict.fromkeys(serials, now) | current_dates
         for serial, date in dates.items():
-            # Later than this, the certificate has expired anyway.
-            if now - date < timedelta(days=CERTIFICATE_DAYS + 1):
+            has_expired = now - date > timedelta(days=CERTIFICATE_DAYS + 1)
+            if with_expired or not has_expired:
                 entry = x509.RevokedCertificateBuilder(serial, date).build()
                 builder = builder.add_revoked_certificate(entry)
         return builder.sign(self.load_key(), hashes.SHA256())
