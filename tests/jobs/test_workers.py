@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from forked import Command
 from tiny_jobs import JOB, SITES, TABLE, corpus
+from typer.testing import CliRunner
 from worker_runs import (
     check_same_files,
     find_workers,
@@ -20,6 +23,7 @@ from worker_runs import (
     wait_until,
 )
 
+from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, ParameterError, WorkerError
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job_file import load_job, parse_job
@@ -29,6 +33,12 @@ from fednotes.jobs.results import RunResult
 from fednotes.jobs.seeds import simulate_seeds
 from fednotes.jobs.simulate import simulate
 from fednotes.jobs.workers import child_process, dealing, pool
+from fednotes.jobs.workers.child_process import (
+    PREDICTIONS,
+    ChildProcess,
+    starting_early,
+)
+from fednotes.jobs.workers.child_process import SITES as SITES_OF_A_RUN
 from fednotes.jobs.workers.dealing import (
     Pace,
     check_workers,
@@ -393,6 +403,55 @@ def test_a_worker_that_cannot_start_is_an_error(
     )
     with pytest.raises(WorkerError, match=message):
         simulate(load_job(str(job_file)), tmp_path / "run", workers=2)
+
+
+def test_workers_use_the_processes_that_were_started_early() -> None:
+    with starting_early(SITES_OF_A_RUN, 1):
+        (early,) = find_workers(os.getpid())
+        first = ChildProcess(SITES_OF_A_RUN)
+        assert find_workers(os.getpid()) == [early]
+        second = ChildProcess(SITES_OF_A_RUN)
+        assert len(find_workers(os.getpid())) == 2
+    assert early in find_workers(os.getpid())
+    for worker in (first, second):
+        worker.close()
+        worker.wait()
+    assert not find_workers(os.getpid())
+
+
+def test_processes_that_no_worker_uses_end() -> None:
+    with starting_early(PREDICTIONS, 2):
+        processes = find_workers(os.getpid())
+        assert processes
+    assert not any(map(is_running, processes))
+
+
+def test_no_more_processes_start_early_than_there_are_cores() -> None:
+    with starting_early(PREDICTIONS, 1000):
+        assert len(find_workers(os.getpid())) == os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [
+        (["predict", "no-model", "notes.csv"], PREDICTIONS),
+        (["simulate", "no-job.toml", "--out", "run"], SITES_OF_A_RUN),
+    ],
+)
+@pytest.mark.parametrize("workers", ["1", "2", "auto", "two"])
+def test_a_command_starts_the_workers_of_its_option_early(
+    words: list[str], work: str, workers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    @contextmanager
+    def start_early(work: str, number: int) -> Iterator[None]:
+        started.append((work, number))
+        yield
+
+    monkeypatch.setattr(app, "starting_early", start_early)
+    CliRunner().invoke(app.app, [*words, "--workers", workers])
+    assert started == ([(work, 2)] if workers == "2" else [])
 
 
 # dealing

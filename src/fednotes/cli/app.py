@@ -91,6 +91,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.importing import importing_for_good
 from fednotes.core.wording import format_count, format_pace
+from fednotes.jobs.workers.child_process import PREDICTIONS, SITES, starting_early
 
 if TYPE_CHECKING:
     from fednotes.jobs.results import RunResult
@@ -169,6 +170,7 @@ _FORMATS_BY_ENDING = {".csv": Predictions.csv, ".parquet": Predictions.parquet}
     "fednotes simulate job.toml --out runs/seeds --seeds 1-5",
 )
 def simulate(
+    context: typer.Context,
     job: JobArgument,
     out: Annotated[Path, typer.Option(help="Folder to write the run to.")],
     settings: Settings = None,
@@ -210,6 +212,8 @@ def simulate(
     standard deviation of the scores. With --workers, several processes train different
     sites at the same time. Results are bit-identical with any number of workers.
     """
+    if not cluster:
+        _start_workers_early(context, SITES, workers)
     with importing_for_good():
         from fednotes import api
         from fednotes.cli.display import RichDisplay
@@ -257,6 +261,18 @@ def simulate(
         _show_seeds(result, report)
     else:
         _show_run(result, out, report, display.warnings)
+
+
+def _start_workers_early(context: typer.Context, work: str, workers: str) -> None:
+    """Start the workers of a command while it imports what it needs.
+
+    Args:
+        context: The command, with which the workers end at the latest.
+        work: What they do, `SITES` or `PREDICTIONS`.
+        workers: The value of --workers. The command checks it later.
+    """
+    if workers.isdecimal() and int(workers) > 1:
+        context.with_resource(starting_early(work, int(workers)))
 
 
 def _write_reports(out: Path, seeds: Sequence[int]) -> Path:
@@ -423,6 +439,7 @@ def predict(
     for an environment variable that holds the URL.
     """
     to = _choose_output_format(context, to, out)
+    _start_workers_early(context, PREDICTIONS, workers)
     with importing_for_good():
         from fednotes.jobs.predict import predict as run
         from fednotes.jobs.saved_models import LoadOptions, NoteSource, PredictionOutput

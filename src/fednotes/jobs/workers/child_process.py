@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from fednotes.core.pipes import FramePipe
 
@@ -22,6 +23,45 @@ PIPE_BYTES = 2**20  # capacity of a pipe; the system's default needs more exchan
 SITES = "sites"
 PREDICTIONS = "predictions"
 _PROGRAM = "fednotes.jobs.workers.process"
+# Processes that were started before a worker needed them, by what they do.
+_early: dict[str, list[subprocess.Popen[bytes]]] = {}
+
+
+@contextmanager
+def starting_early(work: str, number: int) -> Iterator[None]:
+    """Start processes that the first workers in the context use.
+
+    They import the program while this process imports it, too. Those that no worker has
+    used end with the context.
+
+    Args:
+        work: What they do, `SITES` or `PREDICTIONS`.
+        number: Number of processes. Of more than there are cores, the rest does not
+            start early.
+    """
+    number = min(number, os.cpu_count() or 1)
+    _early[work] = [_start_program(work) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in _early.pop(work):
+            with process:  # waits for its end
+                process.kill()
+
+
+def _start_program(work: str) -> subprocess.Popen[bytes]:
+    """Start the program of a worker."""
+    # The folders from which this process imports; `-P` adds no other.
+    folders = [os.path.abspath(folder) for folder in sys.path]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _PROGRAM, work],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pipesize=PIPE_BYTES,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        # Ctrl-C in a terminal reaches only this process, which ends the workers.
+        start_new_session=True,
+    )
 
 
 class ChildProcess:
@@ -32,17 +72,8 @@ class ChildProcess:
     """
 
     def __init__(self, work: str) -> None:
-        # The folders from which this process imports; `-P` adds no other.
-        folders = [os.path.abspath(folder) for folder in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROGRAM, work],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pipesize=PIPE_BYTES,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-            # Ctrl-C in a terminal reaches only this process, which ends the workers.
-            start_new_session=True,
-        )
+        early = _early.get(work)
+        self._process = early.pop(0) if early else _start_program(work)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._pipe = FramePipe(
