@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.core.errors import DataError
-from fednotes.jobs.metrics_file import METRICS, read_metrics, rewind_metrics
+from fednotes.core.errors import DataError, TrainingError
+from fednotes.jobs.metrics_file import (
+    METRICS,
+    append_entry,
+    read_metrics,
+    rewind_metrics,
+)
 from fednotes.jobs.results import read_result
 
 
@@ -25,6 +30,16 @@ def test_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
     path.write_text(line("federated", 0)[:9] + "\n" + line("federated", 1))
     with pytest.raises(DataError, match=r"metrics\.jsonl:1: not JSON"):
         read_metrics(tmp_path)
+
+
+def test_an_entry_is_not_appended_to_the_target_of_a_link(tmp_path: Path) -> None:
+    """Another user of the machine may have put it there."""
+    target = tmp_path / "precious"
+    target.write_text("text")
+    (tmp_path / METRICS).symlink_to(target)
+    with pytest.raises(TrainingError, match="cannot be written"):
+        append_entry(tmp_path / METRICS, {"part": "federated", "round": 0})
+    assert target.read_text() == "text"
 
 
 def test_a_run_without_metrics_has_no_entries(tmp_path: Path) -> None:

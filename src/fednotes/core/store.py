@@ -153,6 +153,14 @@ def open_private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
+def open_unless_link(name: str, flags: int) -> int:
+    """Open a private file that is not a link; use it as the `opener` of `open`.
+
+    Another user may have put a link into the folder.
+    """
+    return os.open(name, flags | os.O_NOFOLLOW, 0o600)
+
+
 @contextmanager
 def locking_file(path: Path) -> Iterator[IO[bytes]]:
     """Yield an open locked file, waiting for other processes if necessary.
@@ -540,7 +548,7 @@ def _require_trusted(path: Path, status: os.stat_result) -> None:
 
 def _open_existing(name: str, flags: int) -> int:
     """Open a file that exists and is no link; use it as the `opener` of `open`."""
-    return os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW)
+    return open_unless_link(name, flags & ~os.O_CREAT)
 
 
 # ---- one process at a time -----------------------------------------------------------

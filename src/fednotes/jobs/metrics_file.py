@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fednotes.core import bounds
 from fednotes.core.errors import DataError, TrainingError, raising_os_errors_as
 from fednotes.core.parsing import has_more_values, parse_json
-from fednotes.core.store import write_text
+from fednotes.core.store import open_unless_link, write_text
 from fednotes.jobs.run_files import parse_object, read_run_text
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def append_entry(path: Path, entry: Mapping[str, object]) -> None:
     """
     with (
         raising_os_errors_as(TrainingError, path),
-        path.open("a", encoding="utf-8") as file,
+        open(path, "a", encoding="utf-8", opener=open_unless_link) as file,
     ):
         file.write(json.dumps(entry) + "\n")
 

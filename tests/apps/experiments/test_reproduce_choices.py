@@ -676,6 +676,18 @@ def test_a_failed_run_reports_its_first_error(
         assert str(failure.value) == f"{expected} (in: fednotes simulate job.toml)"
 
 
+def test_the_log_of_a_run_is_not_appended_to_the_target_of_a_link(
+    tmp_path: Path,
+) -> None:
+    """Another user of the machine may have put it there."""
+    target = tmp_path / "precious"
+    target.write_text("text")
+    (tmp_path / "x.log").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        run_command(GridRun(Row("a", ("alone",)), "alone", 1, tmp_path / "x", ()))
+    assert target.read_text() == "text"
+
+
 def test_concurrent_runs_use_the_gpus_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from fednotes.apps.experiments.grid_runs import GridRun
 from fednotes.apps.experiments.search import list_search_runs
 from fednotes.core.errors import FednotesError
 from fednotes.core.stopping import run_child_process
+from fednotes.core.store import open_unless_link
 from fednotes.core.wording import format_duration
 from fednotes.jobs.progress import LONG_SECONDS
 from fednotes.jobs.workers.dealing import EVERY_GPU, choose_devices
@@ -170,13 +171,14 @@ def run_command(run: GridRun) -> None:
 
     Raises:
         FednotesError: The command failed; the message is the command's own.
+        OSError: The log cannot be written, or is a link.
     """
     if run.is_done():
         return
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     resume = ["--resume"] if run.is_begun() else []
     log = run.folder.with_suffix(".log")
-    with log.open("a", encoding="utf-8") as file:
+    with open(log, "a", encoding="utf-8", opener=open_unless_link) as file:
         start = file.tell()
         code = run_child_process(
             # Runs take place at the same time, so each computes in one process.
