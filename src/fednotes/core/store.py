@@ -65,27 +65,27 @@ def replace_file(
 
 
 def _write_past_cache(descriptor: int, data: memoryview) -> int:
-    """Write the beginning of large data to a file past the cache of files in memory.
+    """Write the beginning of large data to a file, bypassing the page cache.
 
-    A site stores each message on disk before it answers, and seldom reads it again. To
-    copy a large message into the cache first can take longer than to write it.
+    A site stores each message on disk before it answers, and seldom reads it again.
+    Copying a large message into the page cache first can take longer than writing it.
 
     Args:
         descriptor: The file, at its beginning.
         data: The content.
 
     Returns:
-        The number of bytes written: 0 for a file that is not large, or if the file
-        system does not support this.
+        The number of bytes written: a multiple of `DIRECT_BYTES`. It is 0 for data that
+        are not large, or if the file system does not support this.
 
     Raises:
-        OSError: The disk refuses.
+        OSError: Writing to disk failed.
     """
-    written = 0
     if len(data) < DIRECT_BYTES or not hasattr(os, "O_DIRECT"):
-        return written
+        return 0
+    written = 0
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    # Only memory at the address of a page can be written so, which that of a map is.
+    # O_DIRECT needs memory that begins at the address of a page, as a map does.
     with mmap.mmap(-1, DIRECT_BYTES) as block:
         try:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -93,7 +93,8 @@ def _write_past_cache(descriptor: int, data: memoryview) -> int:
                 block[:] = data[written : written + DIRECT_BYTES]
                 written += os.write(descriptor, block)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # the file system does not support it
+            is_unsupported = error.errno == errno.EINVAL
+            if not is_unsupported:
                 raise
         finally:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)

@@ -500,14 +500,15 @@ def draw_disjoint(
         )
     rng = rng_of(seed, "tags", "disjoint")
     order = rng.permutation(len(types)).tolist()
-    has_spare = set(rng.permutation(sites)[: len(types) % sites].tolist())
+    # With per_site = 0, these sites get one type more than the others.
+    larger_sites = set(rng.permutation(sites)[: len(types) % sites].tolist())
     sets: list[set[str]] = []
     for site in range(sites):
         if per_site:
             size = per_site
         else:
             size = len(types) // sites
-            if site in has_spare:
+            if site in larger_sites:
                 size += 1
         sets.append({types[order.pop()] for _ in range(size)})
     return _sort_types(types, sets)

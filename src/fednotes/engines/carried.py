@@ -28,6 +28,7 @@ STATES = "@states"
 RESTORE = "@restore"
 _FAILED = "an error"  # a refusal; the attached values describe the error
 _STATE = "state."  # prefix of the names of a state's tensors
+_SERVER_START = 1  # a simulation does not restart its server
 _numbers = itertools.count(1)  # of this process's requests
 
 
@@ -57,7 +58,7 @@ def make_request(
     """
     request = Request(
         JOB,
-        1,
+        _SERVER_START,
         next(_numbers),
         task,
         tensors=tensors or {},
@@ -79,14 +80,14 @@ def make_reply(
 
     Args:
         request: The request that it answers.
-        site: The site; "" if it is of the whole process.
+        site: The site; "" if the process replies for itself.
         values: JSON values.
         tensors: The tensors of an update.
         attached: Further tensors.
     """
     reply = Reply(
         JOB,
-        1,
+        request.server_start,
         request.number,
         site,
         Update(tensors or {}),

@@ -32,8 +32,7 @@ def predict(
         output: Where and how predictions are written; by default as JSON lines to
             stdout.
         options: How the model is loaded; the defaults if None.
-        tell: Is called with a remark on the notes, which may name a parameter in
-            backticks.
+        tell: Receives a remark on the notes, which may name a parameter in backticks.
 
     Returns:
         The number of notes that were read.
@@ -49,7 +48,7 @@ def predict(
     _require_new(output)
     require_model(model)
     model_class = find_model_class(model)
-    # The findings of a phenotyping model have ids of patients.
+    # The findings of a phenotyping model name patients, so ids of notes do not matter.
     if tell is not None and issubclass(model_class, MentionModel):
         remark = _explain_line_ids(source)
         if remark:

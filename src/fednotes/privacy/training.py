@@ -268,6 +268,7 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
         config, promise, support.make_initial_parameters(config, agreed), saved_state
     )
     server.agreed = agreed
+    # Sites send noisy counts once: before the first round, or about the last model.
     judges_last_model = bool(config.privacy.counts) and not starts_with_counts
     rounds_between_reports = config.evaluate_every * promise.privacy.epoch
     for round in federation.rounds(server.round, promise.rounds):

@@ -456,7 +456,7 @@ class _Loss(torch.autograd.Function):
         The first four arguments register the parameters with autograd; their values are
         in `problem`.
         """
-        if problem.path is None:
+        if problem.path is None:  # targets are allowed tags or expected counts
             losses, gradients = _compute_nested_losses(problem)
         else:
             loss, unary, pairs = problem.ops.compute_path_loss(

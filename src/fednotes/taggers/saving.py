@@ -543,8 +543,14 @@ def _require_same_vectors(path: Path, facts: dict[str, Any], model: Model) -> No
 
 
 def _require_same_encoder(path: Path, facts: dict[str, Any], model: Model) -> None:
-    """Raise MovedError if a model's encoder is not the one of training."""
-    fingerprint = model.backbone_fingerprint
+    """Raise MovedError if a model's encoder is not the one with which it was trained.
+
+    Args:
+        path: The model's folder.
+        facts: The facts that were saved with the model.
+        model: The model, opened with the encoder that was found.
+    """
+    fingerprint = model.backbone_fingerprint  # "" for a model without an encoder
     trained = _read_subtable(facts, _name_backbone_key(model.config.kind))
     if not fingerprint or fingerprint == trained.get("fingerprint"):
         return

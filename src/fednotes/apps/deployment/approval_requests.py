@@ -121,7 +121,13 @@ def _describe_promise(kit: Path, table: dict[str, Any]) -> str:
 def _describe_earlier_jobs(
     kit: Path, job: RequestedJob, quorum: Quorum
 ) -> Iterator[JobLine]:
-    """Yield how a job differs in sites and notes from each job approved before."""
+    """Yield lines that compare a job's sites and notes with each job approved before.
+
+    Args:
+        kit: The site's kit.
+        job: The job that waits for approval.
+        quorum: Who must approve.
+    """
     min_sites = read_policy(kit).min_sites
     for earlier in open_approvals(kit, quorum).list_ever_approved():
         if earlier.fingerprint == job.fingerprint:

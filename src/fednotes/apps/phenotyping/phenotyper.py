@@ -223,7 +223,11 @@ class Phenotyper:
         }
 
     def _collect_facts(self, data: bytes) -> dict[str, Any]:
-        """Return a model's facts without its tensors, whose file contains `data`."""
+        """Return the facts that a saved model has besides its tensors.
+
+        Args:
+            data: The content of the file of tensors, of which the facts have a hash.
+        """
         network = self.network
         svms = self.svms
         facts: dict[str, Any] = {

@@ -144,9 +144,10 @@ class MLflow:
             store.log_artifact(str(file))
 
     def _open_file_store(self) -> Any:
-        """Return MLflow's store for the run's files, at the address that it names.
+        """Return MLflow's store for the run's files, at the address that the run names.
 
-        The address is read once: asked again, a server that lies could name another.
+        The address is read only once, because a lying server could name another one the
+        second time.
         """
         from mlflow.store.artifact.artifact_repository_registry import (
             get_artifact_repository,

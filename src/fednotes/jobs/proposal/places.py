@@ -93,8 +93,8 @@ def find_places(
     """Return the sites in files, folders and databases.
 
     Args:
-        paths: The paths or addresses of databases, possibly as "NAME=PATH"; or paths or
-            databases by the names of sites.
+        paths: Paths, and addresses of databases, possibly as "NAME=PATH"; or a mapping
+            from names of sites to them.
         encoding: Encoding of files without a byte-order mark that are not UTF-8.
         query: As in `NoteDatabase`, for each address.
         omop: As in `NoteDatabase`, for each address.
@@ -115,11 +115,12 @@ def find_places(
         else:
             database = make_note_place(path, query, omop)
             places.append(Place(name or _DATABASE, database, {}))
-    if not places:
+    has_no_database = not places
+    if has_no_database:
         require_database([], query, omop)
     finder = _Finder(encoding)
     is_one_unnamed_path = len(named_paths) == 1 and not named_paths[0].name
-    if is_one_unnamed_path and not places:
+    if is_one_unnamed_path and has_no_database:
         places = finder.find_sites_in(named_paths[0].path)
     elif named_paths:
         places = [*finder.find_sites_at(named_paths), *places]

@@ -205,7 +205,7 @@ def encode_update(update: Update, layout: SumLayout) -> Words:
         raise TrainingError("the site's weight is not finite: nothing was sent")
     for part in _split_words(words, layout):
         item = part.field
-        factor = 1.0
+        factor = 1.0  # the weight and the metrics are summed without weights
         if item.kind == "tensor":
             value = update.tensors[item.name]
             factor = update.weight
@@ -215,7 +215,7 @@ def encode_update(update: Update, layout: SumLayout) -> Words:
             number = float(update.metrics.get(item.name, 0.0))
             value = torch.tensor(number, dtype=torch.float64)
         _encode(value, factor, item, layout.largest, part.first, part.second)
-    words[-1] = 1
+    words[-1] = 1  # see `SumLayout`
     return words
 
 

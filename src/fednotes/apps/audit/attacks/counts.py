@@ -87,13 +87,12 @@ def guess_counts(
     is_right: list[bool] = []
     frequencies: Counter[float] = Counter()
     for seen in list_observed_counts(scene):
-        truth = flatten_counts(seen.audited_update, seen.audited_update)
-        total = flatten_counts(seen.total, seen.audited_update)
-        guess = truth
+        layout = seen.audited_update  # the names of counts, in one order
+        truth = flatten_counts(seen.audited_update, layout)
+        total = flatten_counts(seen.total, layout)
+        guess = truth  # without a secure sum, the site's own counts are visible
         if two_sums:
-            guess = total - flatten_counts(
-                Total.of(seen.other_updates), seen.audited_update
-            )
+            guess = total - flatten_counts(Total.of(seen.other_updates), layout)
         elif scene.job.federation.secure_sum:
             guess = total / (1 + len(seen.other_updates))
         is_target = truth != 0

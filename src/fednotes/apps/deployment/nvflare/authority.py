@@ -582,8 +582,8 @@ class Authority:
             The new certificates, and the newest trust list, in PEM.
 
         Raises:
-            RefusedError: A request is not signed by a key whose certificate is valid.
-                Nothing was signed.
+            RefusedError: A request cannot be read, or is not signed with the key of a
+                valid certificate. No certificate was issued.
         """
         if len(data) > MAX_BYTES:
             raise RefusedError(
@@ -601,6 +601,7 @@ class Authority:
 
         new_certificates = b""
         for request in requests:
+            # The request chooses only the key; all else is as in the old certificate.
             certificate = request.certificate
             host_names = certificate.extensions.get_extension_for_class(
                 x509.SubjectAlternativeName

@@ -654,7 +654,12 @@ class _OrderCheck(RequestProcessor):
         return list(self._inner.get_topics())
 
     def process(self, req: Order, app_ctx: Any) -> Order:
-        """Process an order, or return why it is refused."""
+        """Process an order, and return NVFlare's reply or the reason for a refusal.
+
+        Args:
+            req: The order.
+            app_ctx: NVFlare's engine of the site.
+        """
         job = req.get_header(RequestHeader.JOB_ID)
         if job is not None and not JOB_ID.fullmatch(str(job)):
             logger.error(
@@ -667,10 +672,11 @@ class _OrderCheck(RequestProcessor):
         with self._processing:
             running_jobs = app_ctx.get_all_job_ids()
             problem = ""
-            if req.topic == TrainingTopic.DEPLOY:
+            is_deployment = req.topic == TrainingTopic.DEPLOY
+            if is_deployment and job in running_jobs:
+                problem = "the job is running already"
+            elif is_deployment:
                 problem = _find_fault(req.body)
-                if job in running_jobs:
-                    problem = "the job is running already"
             elif len(running_jobs) >= MAX_JOBS:
                 problem = f"{len(running_jobs)} jobs are running already"
             if problem:
