@@ -524,9 +524,7 @@ def _make_left_out_sheet(scores: LeftOutTable | None) -> Table | None:
         table.add_row(name, *map(_format_left_out_cell, cells))
     notes = [f"types that are scored: {escape(scores.types_in_words)}"]
     if scores.has_partial_scores:
-        notes.append(
-            "* has learned only some of these types, and is scored on them alone"
-        )
+        notes.append("* knows only some of these types, and is scored on them alone")
     table.caption = "\n".join(notes)
     return table
 

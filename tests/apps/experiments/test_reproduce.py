@@ -269,6 +269,54 @@ def test_a_table_has_means_and_deviations_over_seeds(tiny: Any) -> None:
     assert "seeds 1, 2, 3" in page
 
 
+LEFT_OUT = """\
+title = "Tiny"
+base = "real"
+[budget]
+seeds = [1, 2]
+[full]
+seeds = [1]
+[[runs]]
+label = "first"
+conditions = ["left-out"]
+"""
+
+
+def of_left_out(run: GridRun) -> dict[str, Any]:
+    """Return scores of two sites that were left out; the third one was not."""
+    f1 = {"psytar": 0.5 + 0.1 * run.seed, "bc5cdr": 0.25}
+    sites: dict[str, Any] = {
+        site: {"left-out": {"strict": {"f1": value}}} for site, value in f1.items()
+    }
+    return {
+        **of_sites(run),
+        "sites": {**sites, "ncbi": {}},
+        "mean": {"left-out": {"strict": {"f1": 0.4}}},
+        "left_out": {
+            site: {
+                "alone, mean": {"types": 1, "strict": {"f1": value / 2}},
+                "federated": {"types": 2, "strict": {"f1": value}},
+            }
+            for site, value in f1.items()
+        },
+        "left_out_mean": {"federated": {"strict": {"f1": 0.4}}},
+        "left_out_types": {"psytar": ["ADR", "WD"], "bc5cdr": ["Disease"]},
+    }
+
+
+def test_models_at_left_out_sites_have_a_table(tiny: Any) -> None:
+    tiny.summary = of_left_out
+    tiny.table(LEFT_OUT)
+    rows = tiny.cells()
+    at = rows.index(["model", "psytar", "bc5cdr", "mean"])
+    assert rows[at + 1 :] == [
+        ["alone, mean", "32.5 ± 3.5 \\*", "12.5 ± 0.0", "–"],
+        ["federated", "65.0 ± 7.1", "25.0 ± 0.0", "40.0 ± 0.0"],
+    ]
+    page = "\n".join(tiny.lines())
+    assert "types that are scored: psytar: ADR, WD; bc5cdr: Disease." in page
+
+
 def test_the_full_size_has_its_own_rows_and_seeds(tiny: Any) -> None:
     """The user's seeds replace the grid's. The deviation of one number is unknown."""
     tiny.summary = of_sites

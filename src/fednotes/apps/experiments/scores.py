@@ -108,6 +108,8 @@ def _summarise_cell(
         ),
         "columns": dict.fromkeys(grid.columns, MISSING) | summarise(columns),
     }
+    if all(each["left_out"] for each in summaries):
+        numbers["left_out_sites"] = _summarise_left_out(summaries)
     if grid.by_output:
         numbers["by_output"] = _summarise_diseases(summaries, condition)
     numbers["not_annotated"] = summarise(not_annotated)
@@ -140,7 +142,9 @@ def _read_site_scores(run: Summary, condition: str, score: str) -> dict[str, Any
         return {site: {"strict": {"f1": f1}} for site, f1 in f1_by_site.items()}
 
     scores = {
-        site: by_condition[condition] for site, by_condition in run["sites"].items()
+        site: by_condition[condition]
+        for site, by_condition in run["sites"].items()
+        if condition in by_condition  # not every site can be left out
     }
     scores["mean"] = run["mean"][condition]
     return {site: _choose_rates(of_site) for site, of_site in scores.items()}
@@ -154,6 +158,15 @@ def _choose_rates(scores: Mapping[str, Any]) -> dict[str, dict[str, float]]:
             of_kind = scores[kind]
             shown[kind] = {rate: of_kind[rate] for rate in RATES if rate in of_kind}
     return shown
+
+
+def _summarise_left_out(runs: Sequence[Summary]) -> dict[str, Any]:
+    """Return the scores of all models at left-out sites, summarised over seeds."""
+    return {
+        "scores": summarise([run["left_out"] for run in runs]),
+        "mean": summarise([run["left_out_mean"] for run in runs]),
+        "types": runs[0]["left_out_types"],
+    }
 
 
 def _summarise_diseases(runs: Sequence[Summary], condition: str) -> dict[str, Any]:

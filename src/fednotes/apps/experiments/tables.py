@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fednotes.apps.experiments.grid_runs import HELD_OUT
+from fednotes.jobs.left_out_table import LeftOutCell, make_left_out_table
 from fednotes.metrics.paired_tests import FEWEST_SEEDS
 from fednotes.report.markdown import format_markdown_table
 
@@ -51,6 +52,7 @@ def _list_paragraphs(table: Table) -> Iterator[str]:
         yield from _list_disease_tables(table)
     else:
         yield from _list_run_tables(table)
+    yield from _list_left_out_sites(table)
     yield from _list_searches(table)
     yield from _list_pair_tests(table)
     if table["paper"] and not table.get("by_output"):
@@ -63,6 +65,36 @@ def _list_left_out(table: Table) -> Iterator[str]:
     if left_out:
         yield "Left out, because it cannot run here:"
         yield "\n".join(f"- {'; '.join(names)}: {reason}" for reason, names in left_out)
+
+
+def _list_left_out_sites(table: Table) -> Iterator[str]:
+    """Yield a table of all models at left-out sites for each row that has them."""
+    for row in table["rows"]:
+        if "left_out_sites" not in row:
+            continue
+        numbers = row["left_out_sites"]
+        scores = make_left_out_table(
+            numbers["scores"], numbers["mean"], numbers["types"]
+        )
+        yield (
+            f"{row['label']}, at a site that took no part: strict F1 in percent; types "
+            f"that are scored: {scores.types_in_words}."
+        )
+        rows = [
+            [name, *(_format_left_out_cell(cell) for cell in cells)]
+            for name, cells in scores.rows
+        ]
+        yield format_markdown_table(("model", *scores.sites, "mean"), rows)
+        if scores.has_partial_scores:
+            yield "\\* knows only some of these types, and is scored on them alone."
+
+
+def _format_left_out_cell(cell: LeftOutCell | None) -> str:
+    """Return the F1 of a model at a left-out site."""
+    if cell is None:
+        return _NONE
+    text = _format_cell({"mean": cell.f1, "std": cell.std})
+    return text if cell.counts_all else f"{text} \\*"
 
 
 def _list_searches(table: Table) -> Iterator[str]:
