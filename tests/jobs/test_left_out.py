@@ -17,6 +17,7 @@ from fednotes.jobs import left_out
 from fednotes.jobs.compare import compare
 from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.job import Job
+from fednotes.jobs.job_check import check_job
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.left_out import (
     LeftOutSite,
@@ -431,6 +432,19 @@ def test_sites_without_a_common_type_are_refused(tmp_path: Path) -> None:
         ConfigError, match=r"no site can be left out: north .* label_map"
     ):
         prepare(make_job(tmp_path))
+
+
+def test_a_check_does_not_miss_test_data_of_files_that_are_missing(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'method = "fedner"\nconditions = ["left-out"]\n'
+        + "".join(f'[sites.{name}]\npath = "{name}"\n' for name in NAMES)
+    )
+    problems = check_job(str(file)).problems
+    assert len(problems) == len(NAMES)
+    assert all("no such file" in problem.message for problem in problems)
 
 
 def test_methods_without_annotated_documents_are_refused(tmp_path: Path) -> None:

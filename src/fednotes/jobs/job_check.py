@@ -30,6 +30,7 @@ from fednotes.jobs.parts import (
     make_method_sites,
     prepare,
 )
+from fednotes.jobs.results import LEFT_OUT
 from fednotes.taggers.model import ModelConfig
 
 
@@ -128,7 +129,9 @@ def _try_model(job: Job) -> tuple[Problem, ...]:
     sites = tuple(job.kind.invent_site(name, site) for name, site in job.sites.items())
     try:
         config = job.module.configure(job.config, sites)
-        parts = list_parts(job, Sites(sites), config)
+        # Invented sites have no test data, without which none can be left out.
+        kept = tuple(name for name in job.conditions if name != LEFT_OUT)
+        parts = list_parts(replace(job, conditions=kept), Sites(sites), config)
         federated = [part for part in parts if part.condition == "federated"]
         rehearse(job, federated or parts[:1])
     except FednotesError as error:
