@@ -177,6 +177,18 @@ def test_a_folder_behind_a_link_of_another_user_is_unchanged(
     assert (mine / "a.ann").read_text() == "precious"
 
 
+@pytest.mark.usefixtures("another_user")
+def test_a_folder_above_may_be_a_link_of_another_user(
+    shared: Path, tmp_path: Path
+) -> None:
+    """A colleague may keep a project elsewhere."""
+    (tmp_path / "project").mkdir()
+    (shared / "project").symlink_to(tmp_path / "project")
+    store.create_private_folder(shared / "project" / "runs" / "first")
+    folder = tmp_path / "project" / "runs" / "first"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 @pytest.mark.parametrize("mode", [0o700, 0o733, 0o777])
 def test_a_folder_of_another_user_is_refused_whatever_its_permissions(
     mode: int, tmp_path: Path

@@ -144,9 +144,9 @@ def create_private_folder(path: Path) -> None:
         OSError: The folder cannot be created, or another user has put a link there.
     """
     path = follow_links(path)
-    if not path.exists():
-        create_private_folder(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_private(name: str, flags: int) -> int:
