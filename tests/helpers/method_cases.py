@@ -174,6 +174,9 @@ FURTHER: dict[str, MakeCase] = {
     "finetune, shared batch, packed": lambda bert: finetune_case(
         bert, batch="shared", batch_size=16, compression="packed", server="yogi"
     ),
+    "finetune, biases": lambda bert: finetune_case(
+        bert, model=TokenClassifierConfig(encoder=str(bert), train="biases")
+    ),
     "finetune, private classifier": lambda bert: finetune_case(
         bert, private=("classifier",), keep_cycle=-1, cycles=3, evaluate_every=2
     ),

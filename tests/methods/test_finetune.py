@@ -116,16 +116,45 @@ def test_fine_tuning_with_differential_privacy_clips_each_document(
         )
 
 
+def test_noisy_sums_of_biases_have_no_other_parameters(bert: Path) -> None:
+    """An answer under [privacy] has a tensor for each trained parameter, and the
+    server's steps move no other ones."""
+    sites = [site_data(name, seed, 5) for seed, name in enumerate("abc")]
+    required = {**finetune.METHOD.dp.required_settings, "cycles": 1}
+    settings = config(bert, sites, model={"train": "biases"}, **required)
+    privacy = Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1)
+    settings = replace(settings, privacy=privacy)
+    method = DPMethod(finetune.METHOD)
+    members = [method.make_site(data, settings) for data in sites]
+    model = members[0].site.model
+    before = copied(dict(model.named_parameters()))
+    initial = finetune.make_initial_parameters(settings)
+    answer = members[0].noisy_gradients(initial, round=0)
+    assert answer.tensors.keys() == model.trainable().keys() == initial.keys()
+    is_bias_or_norm = {
+        name: name.endswith("bias") or "LayerNorm" in name for name in initial
+    }
+    assert all(
+        known or name == "classifier.weight" for name, known in is_bias_or_norm.items()
+    )
+
+    members = [method.make_site(data, settings) for data in sites]
+    method.train(InProcess(members, secure=True), settings)
+    for name, value in members[0].site.model.named_parameters():
+        assert torch.equal(value, before[name]) == (name not in initial), name
+
+
 def values(site: Site) -> dict[str, torch.Tensor]:
     return copied(site.parameters)
 
 
+@pytest.mark.parametrize("trained", ["encoder", "biases"])
 def test_a_federation_of_one_site_equals_ordinary_fine_tuning_bit_for_bit(
-    bert: Path,
+    bert: Path, trained: str
 ) -> None:
     """The judge: one plain loop with torch's AdamW on the mean loss of a word."""
     data = site_data("a", 1, 10)
-    settings = config(bert, [data])
+    settings = config(bert, [data], model={"train": trained})
     trained_values = values(train([data], settings)[0])
     model = build_model(settings.model, data.tags, settings.seed)
     corpus: Any = model.prepare(data.train)

@@ -221,6 +221,66 @@ def test_each_choice_of_layers_trains_the_named_parameters(bert: Path) -> None:
         build(bert, train="top", top=4)
 
 
+def test_biases_normalisation_weights_and_the_classifier_are_trained_alone(
+    bert: Path, tmp_path: Path
+) -> None:
+    """The names by hand, in a step of a hand-written loop, and in what is saved."""
+    model = build(bert, train="biases")
+    linears = [
+        "attention.self.query", "attention.self.key", "attention.self.value",
+        "attention.output.dense", "intermediate.dense", "output.dense",
+    ]  # fmt: skip
+    norms = ["attention.output.LayerNorm", "output.LayerNorm"]
+    trained = {"classifier.weight", "classifier.bias"}
+    for place in ["embeddings.LayerNorm"] + [
+        f"encoder.layer.{number}.{norm}" for number in range(LAYERS) for norm in norms
+    ]:
+        trained |= {f"encoder.{place}.weight", f"encoder.{place}.bias"}
+    for number in range(LAYERS):
+        trained |= {f"encoder.encoder.layer.{number}.{name}.bias" for name in linears}
+    assert set(model.trainable()) == trained
+
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    loss = model.losses(model.prepare(lines()), np.arange(7)).source.sum()
+    loss.backward()
+    torch.optim.SGD(model.trainable().values(), lr=0.1).step()
+    moved = {
+        name
+        for name, value in model.named_parameters()
+        if not torch.equal(value, before[name])
+    }
+    # A bias of all keys changes each score of a query alike, so its gradient is 0 up to
+    # rounding.
+    keys = {name for name in trained if "key" in name}
+    assert trained - keys <= moved <= trained
+
+    save_model(model, tmp_path / "saved")
+    saved = open_token_classifier(tmp_path / "saved")
+    assert set(saved.trainable()) == trained
+    for name, value in saved.named_parameters():
+        assert torch.equal(value, dict(model.named_parameters())[name])
+
+
+def test_biases_are_found_in_encoders_that_name_them_differently(
+    tmp_path: Path,
+) -> None:
+    """DistilBERT calls its normalisations "layer_norm"; ModernBERT has no biases."""
+    settings = {"dim": WIDTH, "hidden_dim": 24, "n_layers": 2, "n_heads": 2}
+    distil = save_encoder(tmp_path / "distil", "DistilBertModel", **settings)
+    names = build(distil, train="biases").trainable()
+    assert "encoder.transformer.layer.0.sa_layer_norm.weight" in names
+    assert "encoder.transformer.layer.0.ffn.lin1.bias" in names
+    assert "encoder.transformer.layer.0.ffn.lin1.weight" not in names
+    modern = save_encoder(tmp_path / "modern", "ModernBertForMaskedLM", **MODERN)
+    of_encoder = [
+        name
+        for name in build(modern, train="biases").trainable()
+        if name.startswith("encoder.")
+    ]
+    assert of_encoder
+    assert all("norm" in name for name in of_encoder)
+
+
 def test_the_seed_determines_the_classifier(bert: Path) -> None:
     """The classifier's values; tag sets that differ start from the directory's encoder."""
     first, reseeded = build(bert), build(bert, seed=2)

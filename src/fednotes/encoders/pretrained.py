@@ -258,6 +258,22 @@ def list_upper_layers(where: object, model: Any, top: int) -> set[str]:
     }
 
 
+def list_biases(model: Any) -> set[str]:
+    """Return the names of all biases and of the weights of normalisation layers.
+
+    Args:
+        model: The model.
+    """
+    names = set()
+    for path, module in model.named_modules():
+        is_normalisation = type(module).__name__.endswith("Norm")
+        for name, _ in module.named_parameters(prefix=path, recurse=False):
+            # Some encoders have biases such as "q_bias" outside of linear layers.
+            if is_normalisation or name.endswith("bias"):  # [bitfit terms]
+                names.add(name)
+    return names
+
+
 # ---- paths and fingerprints of directories -------------------------------------------
 
 

@@ -14,6 +14,8 @@ the first word of a parameter's name. The trained parts are:
                         site's words
     train = "all"       everything, as Liu and Miller 2020 did
     train = "top"       the uppermost layers and the classifier
+    train = "biases"    the encoder's biases and the weights of its normalisation
+                        layers, and the classifier (Bu et al. 2022, DP-BiTFiT)
     train = "lora"      LoRA adapters in the layers' linear maps, and the classifier. A
                         saved model has the adapters merged into its weights
 
@@ -63,6 +65,7 @@ from fednotes.encoders.pretrained import (
     Stamp,
     count_positions,
     find_encoder_directory,
+    list_biases,
     list_upper_layers,
     open_config,
     open_pretrained,
@@ -98,9 +101,10 @@ class TokenClassifierConfig(ModelConfig):
             encoder and its outputs for the types that both models have.
         context: Text that the encoder reads at once.
         train: Parameters to train: "encoder" all except the word embeddings; "all"
-            every parameter; "top" the uppermost layers and the classifier; "lora"
-            LoRA adapters and the classifier. Fewer parameters need less memory and
-            fewer bytes.
+            every parameter; "top" the uppermost layers and the classifier; "biases"
+            the biases and the weights of normalisation layers, and the classifier;
+            "lora" LoRA adapters and the classifier. Fewer parameters need less memory
+            and fewer bytes.
         top: Number of layers to train with train = "top".
         rank: Rank of the LoRA adapters with train = "lora": W + alpha / rank · B A.
             A higher rank can learn more and sends more bytes.
@@ -120,7 +124,7 @@ class TokenClassifierConfig(ModelConfig):
     kind: Literal["token-classifier"] = "token-classifier"
     encoder: LocalFile = "minilm"
     context: Unit = "sentence"
-    train: Literal["encoder", "all", "top", "lora"] = "encoder"
+    train: Literal["encoder", "all", "top", "biases", "lora"] = "encoder"
     top: PositiveInt = 2
     rank: PositiveInt = 8
     alpha: PositiveFloat = 16.0
@@ -658,10 +662,16 @@ def list_trained_names(where: str, model: Any, train: str, top: int) -> set[str]
     if train == "encoder":
         words = model.get_input_embeddings().weight
         return {name for name, value in parameters.items() if value is not words}
-    upper = list_upper_layers(where, model, top) if train == "top" else set()
+    of_encoder: set[str] = set()  # LoRA adapters are not parts of the encoder
+    if train == "top":
+        of_encoder = list_upper_layers(where, model, top)
+    elif train == "biases":
+        of_encoder = list_biases(model)
     encoder = f"{model.base_model_prefix}."
     return {
-        name for name in parameters if name in upper or not name.startswith(encoder)
+        name
+        for name in parameters
+        if name in of_encoder or not name.startswith(encoder)
     }
 
 

@@ -25,7 +25,8 @@ FEW_STEPS = 100
 LEAST_SIGNAL = 10.0
 # A site of which fewer than one unit is drawn in a round mostly adds noise.
 LEAST_UNITS = 1.0
-LOW_RANK = "lora"  # value of `train` in [model]
+# Values of `train` in [model] that need other learning rates than whole layers.
+FEW_PARAMETERS = ("biases", "lora")
 
 
 class Rates(NamedTuple):
@@ -74,7 +75,7 @@ def find_rates(job: Job) -> Rates | None:
     """Return a job's learning rate beside those of the presets that train alike.
 
     A preset trains alike if it has the job's kind of model, and trains LoRA adapters
-    if the job does.
+    or biases if the job does.
 
     Returns:
         The rates; None if the method has no learning rate, or no preset trains alike.
@@ -99,7 +100,8 @@ def _read_learning_rate(job: Job) -> float | None:
 def _trains_alike(job: Job, model: Mapping[str, Any]) -> bool:
     """Return whether a preset's [model] table trains what a job trains.
 
-    LoRA adapters need much larger rates than all parameters of the same model.
+    LoRA adapters and biases need much larger rates than all parameters of the same
+    model.
     """
     try:
         preset = methods.find_method(job.method).read_model_config(model)
@@ -107,13 +109,14 @@ def _trains_alike(job: Job, model: Mapping[str, Any]) -> bool:
         return True
     config = job.config.model
     is_same_kind = getattr(config, "kind", "") == getattr(preset, "kind", "")
-    return is_same_kind and _is_low_rank(config) == _is_low_rank(preset)
+    return is_same_kind and _find_few_trained(config) == _find_few_trained(preset)
 
 
-def _is_low_rank(model_config: Any) -> bool:
-    """Return whether only LoRA adapters of a model are trained."""
+def _find_few_trained(model_config: Any) -> str:
+    """Return the value of `train` if it is one of `FEW_PARAMETERS`, or ""."""
     # Not all kinds of models have this key.
-    return bool(getattr(model_config, "train", "") == LOW_RANK)
+    train: str = getattr(model_config, "train", "")
+    return train if train in FEW_PARAMETERS else ""
 
 
 def list_lower_rates(job: Job) -> tuple[Setting, ...]:
