@@ -45,12 +45,12 @@ class Limits:
     """What a ratio should be; None where there is no such limit.
 
     Attributes:
-        floor: The lowest value that is accepted.
-        ceiling: The highest value that is accepted.
-        goal: The value that is wanted, at least it where there is a floor, and at most
-            it where there is a ceiling.
-        optional: Whether the ratio may be missing, because a program that it needs is
-            not on every machine.
+        floor: The lowest accepted value.
+        ceiling: The highest accepted value.
+        goal: The intended value: the ratio should be at least as high if there is a floor,
+            and at most as high if there is a ceiling.
+        optional: Whether the ratio may be missing, because a program that it needs is not
+            installed everywhere.
     """
 
     floor: float | None = None
@@ -190,7 +190,7 @@ def run(benchmark: Benchmark, seconds: float) -> list[Result]:
 
 @contextmanager
 def _started(benchmark: Benchmark, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """Start a benchmark; end it and its group of processes in time, and at the end."""
+    """Start a benchmark; end its group of processes at the time limit, and at the end."""
     command = [sys.executable, "-u", str(benchmark.path), *benchmark.arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -3,9 +3,10 @@
     python tools/delete_application.py NAME
 
 This deletes its code and its tests, the benchmarks (with their goals) and tools that
-import it, and in `pyproject.toml` its entry points, extras and settings of mypy. The extras also leave
-the table of `docs/install.md`. Then it lists the pages and other files that still name
-the application. CONTRIBUTING.md ("Deleting an application") says what comes next.
+import it, its entry points, extras and settings of mypy in `pyproject.toml`, and the
+rows of its extras in `docs/install.md`. Then it lists the pages and other files that
+still name the application. CONTRIBUTING.md ("Deleting an application") describes the
+next steps.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def delete_application(name: str, root: Path = ROOT) -> None:
 
 
 def find_users(name: str, root: Path) -> Iterator[Path]:
-    """Yield the benchmarks and tools that cannot start without an application."""
+    """Yield the benchmarks and tools that cannot run without an application."""
     package = f"fednotes.apps.{name}"
     for folder in ("benchmarks", "tools"):
         for path in sorted((root / folder).glob("*.py")):
@@ -73,7 +74,7 @@ def without_application(text: str, name: str) -> tuple[str, list[str]]:
     """
     in_list = re.compile(rf'^ *"fednotes\.apps\.{name}\b.*",\n', re.MULTILINE)
     entry_point = re.compile(rf'^\w+ = "fednotes\.apps\.{name}[.:"].*\n', re.MULTILINE)
-    # A block of settings that is for this application alone.
+    # A block of settings for this application only.
     block = re.compile(
         rf'^\[\[tool\.mypy\.overrides\]\]\nmodule = \["fednotes\.apps\.{name}\b[^,\n]*\]\n'
         r"(?:.+\n)*\n",

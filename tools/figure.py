@@ -35,14 +35,16 @@ PANELS = {
     "strict F1, %": ("FedNER", "distillation", "fine-tuning"),
     "mean AUROC, %": ("30,000 patients", "9,000 patients", "500 cases of CodiEsp"),
 }
-NONE = 16  # place of the scores without differential privacy, beside ε = 8
-EPSILONS = (NONE, 8, 4, 2, 1)  # as the columns go
+NONE = 16  # where scores without differential privacy are drawn, beside ε = 8
+EPSILONS = (NONE, 8, 4, 2, 1)  # in the order of the table's columns
 Scores = dict[str, dict[int, tuple[float, float]]]
 
 
 def scores(page: str) -> Scores:
-    """row: silos: mean and standard deviation of F1; of notes in one place it is silos
-    1."""
+    """Return the mean and standard deviation of F1 by row and number of silos.
+
+    Notes in one place count as one silo.
+    """
     rows: Scores = {}
     for place, row, mean, spread in ROW.findall(page):
         silos = 1 if place == "one place" else int(place.split()[0])
@@ -51,7 +53,7 @@ def scores(page: str) -> Scores:
 
 
 def draw(rows: Scores, out: Path) -> None:
-    """A line a row, with its standard deviations."""
+    """Draw a line with standard deviations for each row."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -88,7 +90,10 @@ def draw(rows: Scores, out: Path) -> None:
 
 
 def prices(page: str) -> Scores:
-    """method: ε: mean and standard deviation; a column without a number is left out."""
+    """Return the mean and standard deviation of the scores by method and ε.
+
+    Columns without a number are left out.
+    """
     prices_by_method: Scores = {}
     section = page.partition("## What differential privacy costs\n")[2].partition(
         "\n## "
@@ -110,7 +115,7 @@ def prices(page: str) -> Scores:
 
 
 def draw_prices(prices_by_method: Scores, out: Path) -> None:
-    """A line a method, with standard deviations; a panel a kind of score."""
+    """Draw a line with standard deviations for each method, and a panel for each score."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -166,9 +171,9 @@ def growth(page: str) -> dict[str, list[Point]]:
 
 
 def draw_growth(points: dict[str, list[Point]], out: Path) -> None:
-    """Draw a column for each kind of work: seconds, and memory below.
+    """Draw a column for each kind of work: seconds above, memory below.
 
-    The dashed line is linear growth from the largest size on down.
+    The dashed line is linear growth, drawn through the largest size.
     """
     import matplotlib
 

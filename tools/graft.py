@@ -80,17 +80,22 @@ STOP_WORDS = frozenset(
 )
 _WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*|\d+(?:[.,/:]\d+)*%?|\S")
 _BRACKET = re.compile(r"[(\[]([^()\[\]]{2,60})[)\]]")
-_MOST_WORDS = 5  # of a phrase
-_GENERATED = 1500  # sentences a site
-_SHORTEST_CELL = 20  # characters of a CSV cell that is text and not a code
+_MOST_WORDS = 5  # in a phrase
+_GENERATED = 1500  # sentences of each generated site
+_SHORTEST_CELL = 20  # characters; a shorter CSV cell counts as a code
 
 Mark = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """ids: (sub-words,) with begin and end marks. spans: of surface classes. phrases:
-    every phrase as (first, last, number of its head word in `Pieces.heads`)."""
+    """A sentence, or a part of one, as sub-words.
+
+    Attributes:
+        ids: (sub-words,) with begin and end marks.
+        spans: The spans of surface classes.
+        phrases: Each phrase as (first, last, number of its head word in `Pieces.heads`).
+    """
 
     ids: np.ndarray
     spans: tuple[Mark, ...]
@@ -99,8 +104,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """pieces in a seeded order. heads: the head words, lower case, by number; with
-    counts."""
+    """The pieces of a text, in a random order that depends on the seed.
+
+    Attributes:
+        pieces: The pieces.
+        heads: The head words in lower case; a word's index is its number.
+        counts: (heads,) how often each head word occurs.
+    """
 
     pieces: tuple[Piece, ...]
     heads: tuple[str, ...]
@@ -108,9 +118,12 @@ class Pieces:
 
 
 def read_texts(paths: Sequence[Path], seed: int) -> tuple[list[str], list[str]]:
-    """The texts of corpora that `data.formats` reads, or of .txt and .csv files (of
-    these every cell longer than a code), and the corpora's names; without paths
-    generated notes."""
+    """Return the texts of corpora, and the names of the corpora.
+
+    A corpus is a file or folder that `data.formats` reads, or one of .txt and .csv files.
+    Each cell of a .csv file that is too long for a code is a text. Without paths, return
+    generated notes.
+    """
     if paths:
         return [text for path in paths for text in _read_one(path)], [
             p.name for p in paths
@@ -126,7 +139,7 @@ def _read_one(path: Path) -> list[str]:
         plain = list_files(path, recursive=True) if path.is_dir() else [path]
         plain = [file for file in plain if file.suffix.lower() in (".txt", ".csv")]
         if not plain:
-            raise  # says what is wrong with the corpus, or that nothing is there
+            raise  # the error of `read`, which names the problem
     return [text for file in plain for text in _plain(file)]
 
 
@@ -153,9 +166,19 @@ def make_pieces(
     limit: int,
     seed: int,
 ) -> Pieces:
-    """At most `most` different pieces of at most `longest` sub-words, in a seeded
-    order. marks: ids of the begin and end marks. Raises ConfigError for too little
-    text."""
+    """Cut texts into different pieces of sub-words, and draw some of them.
+
+    Args:
+        texts: The texts.
+        tokenizer: The tokenizer.
+        marks: Ids of the begin and end marks.
+        longest: Maximum number of sub-words of a piece.
+        limit: Maximum number of pieces.
+        seed: Seed of the draw.
+
+    Raises:
+        ConfigError: There is too little text.
+    """
     sentences = dict.fromkeys(  # without repetitions, in order
         text[start:end]
         for text in texts
@@ -189,8 +212,10 @@ def make_pieces(
 
 
 def _windows(words: Sequence[int | None], capacity: int) -> list[tuple[int, int]]:
-    """Parts of a sentence of at most `capacity` sub-words, cut before a word where one
-    begins."""
+    """Return the parts of a sentence of at most `capacity` sub-words, as (low, high).
+
+    A part ends before the first sub-word of a word, unless the word itself is too long.
+    """
     parts, low = [], 0
     while len(words) - low > capacity:
         high = low + capacity
@@ -209,7 +234,15 @@ def _piece(
     marks_in_text: Sequence[Mark],
     marks: tuple[int, int],
 ) -> Piece:
-    """Sub-words low:high; spans that lie wholly in them, in sub-word positions."""
+    """Return the sub-words low:high as a piece, with the spans that lie completely in it.
+
+    Args:
+        coded: The sentence, as the tokenizer returns it.
+        low: The first sub-word.
+        high: The sub-word after the last one.
+        marks_in_text: The spans of the sentence in characters, as `_spans` returns them.
+        marks: Ids of the begin and end marks.
+    """
     ids = np.array([marks[0], *coded.ids[low:high], marks[1]], np.int64)
     starts = np.array([a for a, _ in coded.offsets[low:high]])
     ends = np.array([b for _, b in coded.offsets[low:high]])
@@ -232,8 +265,14 @@ def _piece(
 
 
 def _spans(text: str, numbers: dict[str, int]) -> list[Mark]:
-    """(start, end, class) in characters; a phrase with head h is also (start, end, -1 -
-    h)."""
+    """Return the spans in a sentence as (start, end, class), in characters.
+
+    A phrase with head word h is also returned as (start, end, -1 - h).
+
+    Args:
+        text: The sentence.
+        numbers: The number of each head word; new head words are added.
+    """
     words = [(m.start(), m.end(), m.group()) for m in _WORD.finditer(text)]
     marks = [(m.start(1), m.end(1), BRACKET) for m in _BRACKET.finditer(text)]
     run: list[tuple[int, int, str]] = []
@@ -270,8 +309,17 @@ def _spans(text: str, numbers: dict[str, int]) -> list[Mark]:
 def cluster(
     vectors: np.ndarray, weights: np.ndarray, count: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Spherical k-means of unit vectors (words, dim): (words,) clusters, (count, dim)
-    centres. weights: how often a word occurs; it counts as the square root of that."""
+    """Cluster unit vectors by spherical k-means.
+
+    Args:
+        vectors: (words, dim) of length 1.
+        weights: (words,) how often each word occurs; its square root is the word's weight.
+        count: Number of clusters.
+        seed: Seed of the initial centres.
+
+    Returns:
+        The cluster of each word (words,), and the centres (count, dim).
+    """
     rng = rng_of(seed, "graft", "clusters")
     strength = np.sqrt(weights)
     chosen = rng.choice(
@@ -288,8 +336,11 @@ def cluster(
 
 
 def disjoint(spans: Iterable[Mark]) -> list[Mark]:
-    """Left to right; of those that overlap the leftmost, of these the longest, then the
-    class."""
+    """Return spans that do not overlap, from left to right.
+
+    Of overlapping spans, the leftmost is kept; of those that begin together, the longest;
+    of equal spans, the one with the lowest class.
+    """
     apart: list[Mark] = []
     for span in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
         if not apart or span[0] > apart[-1][1]:
@@ -300,8 +351,15 @@ def disjoint(spans: Iterable[Mark]) -> list[Mark]:
 def infill(
     ids: np.ndarray, mask: int, share: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """BART's noise: spans of Poisson(3) sub-words, `share` of all, each become one
-    mask."""
+    """Return sub-words with BART's noise: masks in place of some spans.
+
+    Args:
+        ids: The sub-words with begin and end marks.
+        mask: The id of the mask.
+        share: Fraction of the sub-words that are masked, in spans of Poisson(3) sub-words.
+            Each span becomes one mask.
+        rng: Draws the spans.
+    """
     inner = len(ids) - 2
     hidden = np.zeros(len(ids) + 1, bool)
     for _ in range(4 * inner):
@@ -315,16 +373,26 @@ def infill(
     return result
 
 
-TOLD = 50  # steps between two calls of `progress`
+PROGRESS_STEPS = 50  # between two calls of `progress`
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """batch: pieces a step. listing: share of the steps that list; the others denoise.
-    pool: pieces at most. kinds: clusters of head words. masked: share of the sub-words
-    that denoising hides. negatives: other pieces whose sub-words denoising has to rule
-    out."""
+    """The settings of training.
+
+    Attributes:
+        steps: Number of steps.
+        batch: Number of pieces in a step.
+        pool: Maximum number of pieces.
+        learning_rate: The largest learning rate.
+        warm_up: Fraction of the steps over which the learning rate rises.
+        listing: Fraction of the steps that list; the others denoise.
+        kinds: Number of clusters of head words.
+        masked: Fraction of the sub-words that denoising masks.
+        negatives: Number of other pieces, whose sub-words are candidates in denoising, too.
+        held_out: Maximum number of pieces that are held out.
+    """
 
     steps: int = 2500
     batch: int = 16
@@ -340,8 +408,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Measured:
-    """On held-out pieces: mean cross-entropy a target of each objective, and the share
-    of listing's targets whose best candidate is the right one."""
+    """The quality of a decoder on held-out pieces.
+
+    Attributes:
+        listing: Mean cross-entropy of a target in listing.
+        denoising: Mean cross-entropy of a target in denoising.
+        right: Fraction of the targets in listing whose best candidate is right.
+    """
 
     listing: float
     denoising: float
@@ -350,8 +423,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Classes:
-    """What can be listed. spans: of each piece, with class numbers. labels: (words,
-    width) embeddings of words that may name a class; the first ones name their own."""
+    """The classes that can be listed.
+
+    Attributes:
+        names: The word that names each class.
+        spans: The spans of each piece, with the numbers of classes.
+        labels: (words, width) embeddings of the words that may name a class. The first ones
+            are those of `names`.
+    """
 
     names: tuple[str, ...]
     spans: tuple[tuple[Mark, ...], ...]
@@ -360,10 +439,17 @@ class Classes:
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch that lists. ids, mask: (batch, sub-words). class_numbers: (batch, classes) class
-    numbers, and called: the numbers of their label words. words: (labels,) numbers of
-    all label words of the batch. targets: (batch, steps) candidates: 0 the end, then
-    `words`, then the sub-words of the text; -1 none."""
+    """A batch of the objective listing.
+
+    Attributes:
+        ids: (batch, sub-words).
+        mask: (batch, sub-words).
+        class_numbers: (batch, classes) numbers of the classes to list.
+        called: (batch, classes) numbers of the words that name them.
+        words: (labels,) numbers of all words that name a class in the batch.
+        targets: (batch, steps) candidates: 0 is the end; then come `words`, then the
+            sub-words of the text. -1 is padding.
+    """
 
     ids: Tensor
     mask: Tensor
@@ -381,7 +467,11 @@ def train_decoder(
     seed: int,
     progress: Progress | None = None,
 ) -> tuple[Measured, Measured]:
-    """Train the decoder of a BartModel in place: held-out losses before and after."""
+    """Train the decoder of a BartModel in place.
+
+    Returns:
+        Its quality on held-out pieces, before and after.
+    """
     classes = make_classes(model, pieces, tokenizer, schedule.kinds, seed)
     trainer = _Trainer(
         model, pieces, classes, int(tokenizer.mask_token_id), schedule, seed
@@ -395,7 +485,7 @@ def train_decoder(
 def make_classes(
     model: Any, pieces: Pieces, tokenizer: Any, kinds: int, seed: int
 ) -> Classes:
-    """Surface classes, and clusters of the head words that occur twice or more."""
+    """Return the surface classes, and clusters of the head words that occur at least twice."""
     table = model.shared.weight
     long = np.array([len(head) > 2 for head in pieces.heads])
     frequent = np.flatnonzero((pieces.counts > 1) & long)
@@ -418,13 +508,16 @@ def make_classes(
 
 
 def _meant(table: Tensor, tokenizer: Any, word: str) -> Tensor:
-    """The mean of the embeddings of a word's sub-words: (width,)."""
+    """Return the mean embedding (width,) of a word's sub-words."""
     ids = tokenizer(word, add_special_tokens=False)["input_ids"]
     return table[torch.tensor(ids or [tokenizer.unk_token_id])].mean(0)
 
 
 class _Trainer:
-    """The loop. Batches come from the seed, so a run repeats to the bit on one thread."""
+    """Trains the decoder.
+
+    Batches depend only on the seed, so runs on one thread are bit-identical.
+    """
 
     def __init__(
         self,
@@ -449,7 +542,8 @@ class _Trainer:
             np.arange(held_out),
             np.arange(held_out, len(self.ids)),
         )
-        model.requires_grad_(False).eval()  # without dropout: no sentence is seen often
+        # Without dropout, because no sentence is seen often.
+        model.requires_grad_(False).eval()
         trained = [
             p
             for n, p in model.decoder.named_parameters()
@@ -467,6 +561,7 @@ class _Trainer:
         ]
 
     def run(self, progress: Progress | None) -> None:
+        """Train for all steps."""
         steps, rng = self.schedule.steps, rng_of(self.seed, "graft", "steps")
         optimizer = torch.optim.AdamW(self.parameters, lr=self.schedule.learning_rate)
         warm = max(1.0, self.schedule.warm_up * steps)
@@ -483,12 +578,14 @@ class _Trainer:
             loss.mean().backward()
             nn.utils.clip_grad_norm_(self.parameters, 1.0)
             optimizer.step()
-            if progress is not None and ((step + 1) % TOLD == 0 or step + 1 == steps):
+            if progress is not None and (
+                (step + 1) % PROGRESS_STEPS == 0 or step + 1 == steps
+            ):
                 progress(step + 1, steps)
         self.model.requires_grad_(False)
 
     def _batches(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        """Pieces of like length, for ever."""
+        """Yield batches of pieces of similar length, without end."""
         size = self.schedule.batch
         while True:
             order = rng.permutation(self.train)
@@ -502,8 +599,7 @@ class _Trainer:
 
     @torch.no_grad()
     def measure(self) -> Measured:
-        """Both losses on the held-out pieces, whose tasks and noise are the same each
-        time."""
+        """Measure both losses on the held-out pieces, with the same tasks and noise each time."""
         rng = rng_of(self.seed, "graft", "held out")
         size = self.schedule.batch
         parts = [
@@ -520,7 +616,10 @@ class _Trainer:
     def listing(
         self, chosen: Sequence[int] | np.ndarray, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
-        """(targets,) cross-entropy and whether the best candidate is right."""
+        """Return the cross-entropy of each target, and whether its best candidate is right.
+
+        Both are (targets,).
+        """
         rows = make_rows(self.ids, self.classes, chosen, self.pad, rng)
         model, table = self.model, self.model.shared.weight
         states = self._remembered(chosen, rows)  # (batch, sub-words with marks, width)
@@ -532,7 +631,7 @@ class _Trainer:
         start = table[model.config.decoder_start_token_id].expand(len(chosen), 1, -1)
         before = rows.targets[:, :-1].clamp(min=0)
         inputs = torch.cat([start, _take(torch.cat([marks, sources], 1), before)], 1)
-        # (batch, told, width)
+        # (batch, classes, width)
         class_states = (
             self.class_states[rows.class_numbers] + self.classes.labels[rows.called]
         )
@@ -553,7 +652,7 @@ class _Trainer:
     def denoising(
         self, chosen: Sequence[int] | np.ndarray, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
-        """As `listing`, of the sub-words behind the begin mark."""
+        """Return the same as `listing`; the targets are the sub-words after the begin mark."""
         noisy = [
             infill(self.ids[i], self.mask_id, self.schedule.masked, rng) for i in chosen
         ]
@@ -575,8 +674,7 @@ class _Trainer:
         ) == expected
 
     def _remembered(self, chosen: Sequence[int] | np.ndarray, rows: Rows) -> Tensor:
-        """The encoder's states of whole pieces, computed once: (batch, sub-words,
-        width)."""
+        """Return the encoder's states (batch, sub-words, width) of pieces, each computed once."""
         missing = [n for n, i in enumerate(chosen) if int(i) not in self.states]
         if missing:
             fresh = self._encode(rows.ids[missing], rows.mask[missing])
@@ -588,6 +686,7 @@ class _Trainer:
 
     @torch.no_grad()
     def _encode(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the encoder's last hidden states."""
         states: Tensor = self.model.encoder(
             input_ids=ids, attention_mask=mask
         ).last_hidden_state
@@ -601,7 +700,7 @@ def make_rows(
     pad: int,
     rng: np.random.Generator,
 ) -> Rows:
-    """Draw for each piece one to four classes to list, and a word that names each."""
+    """Draw one to four classes to list for each piece, and a word that names each class."""
     count = min(int(rng.integers(1, 5)), len(classes.names))
     class_numbers, called, listed = [], [], []
     for i in chosen:
@@ -624,7 +723,8 @@ def make_rows(
         )
     words_used = np.unique(np.array(called))
     place = {int(word): n for n, word in enumerate(words_used)}
-    # pointer.py's ids without BEGIN and PAD; its positions do not count the begin mark.
+    # `encode_entities` also numbers BEGIN and PAD, which are not candidates here, and
+    # its positions do not count the begin mark.
     targets = [
         np.maximum(
             encode_entities(
@@ -649,7 +749,16 @@ def make_rows(
 def _some_classes(
     present: Sequence[int], count: int, known: int, rng: np.random.Generator
 ) -> list[int]:
-    """Different classes, mostly of those present; rare ones as likely as common ones."""
+    """Draw different classes, most of them among those that are present.
+
+    Rare classes are drawn as often as common ones.
+
+    Args:
+        present: The classes of the piece's spans.
+        count: Number of classes to draw.
+        known: Number of all classes.
+        rng: Draws them.
+    """
     present_classes = rng.permutation(np.unique(np.array(present, np.int64))).tolist()
     classes_drawn: list[int] = []
     while len(classes_drawn) < count:
@@ -664,7 +773,7 @@ def _some_classes(
 
 
 def padded(rows: Sequence[np.ndarray], pad: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask, both (rows, longest) int64."""
+    """Return padded ids and their mask, both (rows, longest) int64."""
     longest = max(map(len, rows))
     ids = torch.full((len(rows), longest), pad)
     mask = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -675,7 +784,7 @@ def padded(rows: Sequence[np.ndarray], pad: int) -> tuple[Tensor, Tensor]:
 
 
 def _take(candidates: Tensor, index: Tensor) -> Tensor:
-    """(batch, candidates, width) at (batch, steps) → (batch, steps, width)."""
+    """Return the candidates (batch, candidates, width) at an index (batch, steps)."""
     return candidates.gather(1, index[..., None].expand(-1, -1, candidates.shape[-1]))
 
 
@@ -686,12 +795,16 @@ def decode(
     mask: Tensor,
     class_states: Tensor | None,
 ) -> Tensor:
-    """The decoder's last hidden states: (batch, steps, width).
+    """Return the decoder's last hidden states (batch, steps, width).
 
-    inputs: (batch, steps, width) embeddings without positions. class_states: (batch, classes,
-    width), whose keys and values are joined to every self-attention's without a
-    position: what the library's cache adds to `inputs` for them is taken off
-    beforehand.
+    Args:
+        model: The BartModel.
+        inputs: (batch, steps, width) embeddings without positions.
+        states: The encoder's states.
+        mask: The mask of the encoder's input.
+        class_states: (batch, classes, width) or None. Their keys and values are added to
+            those of each self-attention, without a position. The library counts them as
+            earlier positions, so the difference is subtracted from `inputs`.
     """
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
@@ -720,7 +833,7 @@ def decode(
     return hidden
 
 
-LONGEST = 64  # sub-words of a training piece, marks included
+LONGEST = 64  # sub-words of a training piece, including the two marks
 FACTS = "graft.json"
 
 
@@ -735,23 +848,40 @@ def graft(
     schedule: Schedule = Schedule(),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Build a BART directory from a BERT directory and train its decoder; what was
-    measured.
+    """Build a BART directory from a BERT directory, and train its decoder.
 
-    out: an empty or new folder, or an earlier graft, which is replaced. sources: names
-    of the corpora, for the record. The same arguments give the same files (on one
-    thread). Raises ModelError (not a BERT), ConfigError (settings, too little text,
-    something else at `out`).
+    The same arguments give the same files on one thread.
+
+    Args:
+        encoder: "minilm", or a BERT directory.
+        out: An empty or new folder, or an earlier graft, which is replaced.
+        decoder_layers: Number of layers of the decoder.
+        texts: The texts to train on.
+        seed: Seed of all random choices.
+        sources: Names of the corpora, which are recorded.
+        schedule: The settings of training.
+        progress: Is called with the number of steps that are done, and of all.
+
+    Returns:
+        The measurements, and the facts that `graft.json` holds.
+
+    Raises:
+        ModelError: The directory is not a BERT.
+        ConfigError: A setting is impossible, there is too little text, or `out` holds
+            something else.
     """
     if decoder_layers < 1 or schedule.steps < 0 or schedule.batch < 1:
-        raise ConfigError("a graft needs one decoder layer or more, 0 steps or more")
+        raise ConfigError(
+            "a graft needs at least one decoder layer, no negative number of steps, and "
+            "at least one piece in a batch"
+        )
     if (
         out.exists()
         and not (out / FACTS).is_file()
         and (out.is_file() or any(out.iterdir()))
     ):
         raise ConfigError(
-            f"{out}: holds something else than a graft; give a new folder"
+            f"{out}: has other files than those of a graft: give a new folder"
         )
     directory = find_encoder_directory(str(encoder))
     bert, tokenizer = _open_bert(directory)
@@ -787,7 +917,7 @@ def graft(
         (folder / FACTS).write_text(
             json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8"
         )
-        # written for the owner's eyes alone
+        # The library made these files readable for their owner only.
         for weights in folder.glob("*.safetensors"):
             weights.chmod((folder / FACTS).stat().st_mode)
 
@@ -838,16 +968,16 @@ def main() -> int:
         return 2
     before, after = facts["before"], facts["after"]
     print(
-        f"encoder: differs from the original by {facts['encoder_difference']:.1e} at most"
+        f"encoder: differs from the original by at most {facts['encoder_difference']:.1e}"
     )
     print(
-        f"held-out loss a target: listing {before['listing']:.3f} → {after['listing']:.3f}, "
+        f"held-out loss per target: listing {before['listing']:.3f} → {after['listing']:.3f}, "
         f"denoising {before['denoising']:.3f} → {after['denoising']:.3f}; "
-        f"listing's best candidate right {before['right']:.1%} → {after['right']:.1%}"
+        f"best candidate right in listing {before['right']:.1%} → {after['right']:.1%}"
     )
     print(
         f"decoder trained for {facts['seconds']:.0f} s on {facts['text']['pieces']:,} pieces; "
-        f"{facts['parameters']:,} parameters, the decoder's {facts['decoder_parameters']:,}"
+        f"{facts['parameters']:,} parameters, of which {facts['decoder_parameters']:,} are the decoder's"
     )
     print(f'in a job: [model] kind = "prompt-bart", backbone = "{arguments.out}"')
     return 0
@@ -855,7 +985,7 @@ def main() -> int:
 
 @torch.no_grad()
 def bart_of(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
-    """A BartModel whose encoder computes what the BertModel computes; see the module."""
+    """Return a BartModel whose encoder computes the same as a BertModel; see the module."""
     from transformers import BartModel
 
     with torch.random.fork_rng(devices=[]), silencing_library():
@@ -881,7 +1011,7 @@ def bart_of(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
         upper = max(0, encoder_layers - decoder_layers) + number
         upper = min(upper, encoder_layers - 1)
         state |= _layer(source, upper, f"decoder.layers.{number}", cross=True)
-    # strict: every tensor of the model has its origin above
+    # Loading is strict: each tensor of the model must be in `state`.
     model.load_state_dict(state)
     return model
 
@@ -901,7 +1031,14 @@ _PARTS = {
 def _layer(
     source: dict[str, Tensor], number: int, name: str, cross: bool
 ) -> dict[str, Tensor]:
-    """One BERT layer's tensors under BART's names; `cross`: also as cross-attention."""
+    """Return the tensors of a BERT layer under BART's names.
+
+    Args:
+        source: The tensors of the BertModel.
+        number: The layer.
+        name: The layer's name in BART.
+        cross: Whether to copy the self-attention as cross-attention, too.
+    """
     parts = [*_PARTS.items()]
     if cross:
         self_attention = [
@@ -951,8 +1088,7 @@ def _bart_config(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
 
 @torch.no_grad()
 def encoder_difference(model: Any, bert: Any, pieces: Pieces) -> float:
-    """The largest absolute difference of the last hidden states on a padded batch of
-    text."""
+    """Return the largest absolute difference of the last hidden states on a batch of text."""
     ids, mask = padded(
         [piece.ids for piece in pieces.pieces[:16]], int(model.config.pad_token_id)
     )
@@ -962,9 +1098,13 @@ def encoder_difference(model: Any, bert: Any, pieces: Pieces) -> float:
 
 
 def _open_bert(directory: Path) -> tuple[Any, Any]:
-    """A BertModel and its tokenizer, both complete."""
+    """Return a BertModel and its tokenizer.
+
+    Raises:
+        ModelError: The directory has another model, or the tokenizer lacks a special token.
+    """
     if not (directory / "config.json").is_file():
-        raise ModelError(f"{directory}: no config.json here; give a BERT directory")
+        raise ModelError(f"{directory}: has no config.json: give a BERT directory")
     tokenizer, bert = open_encoder(directory, "cpu")
     kind = getattr(bert.config, "model_type", None)
     if (
@@ -972,12 +1112,15 @@ def _open_bert(directory: Path) -> tuple[Any, Any]:
         or getattr(bert.config, "position_embedding_type", "absolute") != "absolute"
     ):
         raise ModelError(
-            f"{directory}: is a {kind} model; only a BERT with learnt positions fits"
+            f"{directory}: is a {kind} model: give a BERT with learnt positions"
         )
     marks = ("cls", "sep", "pad", "mask", "unk")
     lacking = [m for m in marks if getattr(tokenizer, f"{m}_token_id", None) is None]
     if lacking:
-        raise ModelError(f"{directory}: the tokenizer has no [{lacking[0].upper()}]")
+        raise ModelError(
+            f"{directory}: the tokenizer has no [{lacking[0].upper()}]: give another "
+            "BERT directory"
+        )
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return bert, tokenizer

@@ -37,8 +37,9 @@ from fednotes.core.store import write_text
 from fednotes.jobs.results import SUMMARY, read_result
 
 SITES = ("s1", "s2", "s3", "s4", "s5")
-OLD, KNOWN = SITES[:-1], TYPES[:-1]  # the last ones join
-Measured = dict[str, list[float | None]]  # what is compared → F1 before, later and anew
+OLD, KNOWN = SITES[:-1], TYPES[:-1]  # the last site, and the last type, join later
+# Name of a row → F1 before, later and anew.
+Measured = dict[str, list[float | None]]
 ENCODER = "model.encoder="
 JOB = """\
 method = "finetune"
@@ -50,9 +51,9 @@ SPLIT = "valid_fraction = 0.1\ntest_fraction = 0.2\n"
 
 
 def job(sites: Sequence[str], types: Sequence[str], encoder: str) -> str:
-    """A job file.
+    """Return a job file.
 
-    A site's notes, and which of them are for tests, are the same in all of them.
+    In all jobs, a site has the same notes, and the same of them are for tests.
     """
     shares = {site: f"{place}/{len(SITES)}" for place, site in enumerate(SITES, 1)}
     parts = [site_of(site, shares[site], SPLIT, tuple(types)) for site in sites]
@@ -60,9 +61,9 @@ def job(sites: Sequence[str], types: Sequence[str], encoder: str) -> str:
 
 
 def run(out: Path, name: str, text: str, settings: Sequence[str]) -> Path:
-    """Simulate a job, unless that was done; the run's folder.
+    """Simulate a job unless it was done before, and return the run's folder.
 
-    Ends the program where it fails.
+    The program ends if the run fails.
     """
     digest = hashlib.sha256("\n".join((text, *settings)).encode()).hexdigest()[:10]
     folder = out / "runs" / f"{name}-{digest}".replace(" ", "-")
@@ -85,13 +86,12 @@ def run(out: Path, name: str, text: str, settings: Sequence[str]) -> Path:
         command += [word for setting in settings for word in ("--set", setting)]
         with log.open("ab") as output:
             if run_child_process([*command, "--yes"], stdout=output, stderr=output):
-                sys.exit(f"error: {folder.name} failed; its last words are in {log}")
+                sys.exit(f"error: {folder.name} failed: see the end of {log}")
     return folder
 
 
 def f1(folder: Path, sites: Sequence[str], types: Sequence[str]) -> tuple[float, int]:
-    """Micro strict F1 in percent over these sites and types, and how many mentions it
-    is of."""
+    """Return the micro strict F1 in percent over some sites and types, and their mentions."""
     right, predicted, gold = 0.0, 0, 0
     scores = read_result(folder).sites
     for site in sites:
@@ -108,7 +108,10 @@ def f1(folder: Path, sites: Sequence[str], types: Sequence[str]) -> tuple[float,
 def measure(
     out: Path, seed: int, settings: Sequence[str], later: Sequence[str]
 ) -> Measured:
-    """Of one seed; None where there was no such model."""
+    """Return the F1 of each row of the table for one seed: before, later and anew.
+
+    It is None where no model knew the site or the type before.
+    """
 
     def f1_of_run(
         name: str, sites: Sequence[str], types: Sequence[str], before: Path | None
@@ -139,15 +142,13 @@ def measure(
             f1(folder, sites, types) if folder else None for folder in (*folders, anew)
         ]
         if len({scored[1] for scored in each if scored}) > 1:
-            sys.exit(
-                f"error: seed {seed}, {row}: the runs were judged by different test notes"
-            )
+            sys.exit(f"error: seed {seed}, {row}: the runs have different test notes")
         measured[row] = [scored and scored[0] for scored in each]
     return measured
 
 
 def table(measured: Sequence[Measured], seeds: Sequence[int]) -> str:
-    """As Markdown."""
+    """Return the table in Markdown."""
     lines = ["| F1 | before | later | anew |", "|---|---:|---:|---:|"]
     for row in measured[0]:
         cells = []
@@ -161,7 +162,7 @@ def table(measured: Sequence[Measured], seeds: Sequence[int]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="joins.py")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

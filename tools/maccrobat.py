@@ -13,6 +13,13 @@ TYPES = ("problem", "test", "treatment")
 
 
 def site_of(site: str, share: str, split: str, types: tuple[str, ...] = TYPES) -> str:
-    """share: such as 2/5. split: further lines, that say which notes are for what."""
+    """Return the table [sites.NAME] of a job file.
+
+    Args:
+        site: The site's name.
+        share: The site's part of the corpus, such as "2/5".
+        split: Further lines, which say how notes are divided into train, valid and test.
+        types: The site's entity types.
+    """
     named = ", ".join(f'"{name}"' for name in types)
     return SITE.format(site=site, share=share, split=split, types=named)

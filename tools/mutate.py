@@ -50,7 +50,7 @@ from papers import (
 )
 from scratch import scratch
 
-SLOW = [  # to import
+SLOW = [  # packages that take long to import
     *(
         "torch",
         "numba",
@@ -67,25 +67,34 @@ SLOW = [  # to import
     *("sklearn.linear_model", "scipy.stats"),
 ]
 WORKER = Path(__file__).with_name("mutation_worker.py")
-LEAST = 30.0  # seconds that a mutant's tests may take, however short they are
-TIMES = 10.0  # or so many times what they take on the unchanged code
+# A mutant's tests may take 30 s, or ten times as long as on the unchanged code.
+LEAST = 30.0
+TIMES = 10.0
 
 
 class Wrong(Exception):
-    """Nothing can be said about the tests."""
+    """No result is possible, as the module describes."""
 
 
 class Change(NamedTuple):
-    """One mutant."""
+    """A mutant.
 
-    of: str  # the marker, or what is wrong
-    path: Path  # below the root
+    Attributes:
+        of: The marker, or the name of the mutant in `mutants.toml`.
+        path: The changed file, relative to the root.
+        line: The line that is changed.
+        source: The changed content of the file.
+        tests: The tests that must notice.
+    """
+
+    of: str
+    path: Path
     line: int
-    source: str  # the whole file, changed
+    source: str
     tests: tuple[str, ...]
 
     def diff(self, root: Path) -> list[str]:
-        """The lines that differ, "-" and "+" first."""
+        """Return the lines that differ: the old ones after "-", then the new ones after "+"."""
         lines_before, lines_after = (
             (root / self.path).read_text("utf-8").splitlines(),
             self.source.splitlines(),
@@ -99,11 +108,11 @@ class Change(NamedTuple):
         ]
 
 
-# ---- which mutants there are ---------------------------------------------------------
+# ---- the mutants ---------------------------------------------------------------------
 
 
 def of_rows(root: Path, table: Sequence[Row]) -> Iterator[Change]:
-    """The mutants of all statements that the rows' functions mark."""
+    """Yield the mutants of all statements that are marked in the functions of rows."""
     for row in table:
         for function in row.functions:
             places = list(_places(root, row.marker, function))
@@ -115,14 +124,15 @@ def of_rows(root: Path, table: Sequence[Row]) -> Iterator[Change]:
                 candidates = mutants(source, statement) if statement else []
                 if not candidates:
                     raise Wrong(
-                        f"{path}:{line}: {row.marker} marks nothing that can be wrong: put it at "
-                        "the statement that computes it"
+                        f"{path}:{line}: {row.marker} marks a statement without mutants: put it "
+                        "at the statement that computes the equation"
                     )
                 for each in candidates:
                     yield Change(row.marker, path, each.line, each.source, row.tests)
 
 
 def _places(root: Path, marker: str, function: str) -> Iterator[tuple[Path, int]]:
+    """Yield the file and the line of each marker in a function."""
     place = lines_of(function, root)
     if place is None:
         raise Wrong(f"docs/papers.md: {marker}: no function {function} in src")
@@ -133,7 +143,7 @@ def _places(root: Path, marker: str, function: str) -> Iterator[tuple[Path, int]
 
 
 def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:
-    """The named mutants, but those of applications that were deleted."""
+    """Yield the named mutants, except those of applications that were deleted."""
     for each in listed:
         path, original, replacement = Path(each["file"]), each["old"], each["new"]
         tests = [test for test in each["tests"] if not is_of_deleted_app(test, root)]
@@ -142,8 +152,8 @@ def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:
         source = (root / path).read_text("utf-8")
         if source.count(original) != 1:
             raise Wrong(
-                f"tools/mutants.toml: {each['what']!r}: its text is {source.count(original)} times in "
-                f"{path}, not once: {original!r}"
+                f"tools/mutants.toml: {each['what']!r}: its text must occur once in {path}, "
+                f"but it occurs {source.count(original)} times: {original!r}"
             )
         changed = source.replace(original, replacement)
         if changed == source:
@@ -160,7 +170,11 @@ def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:
 
 
 def collected(root: Path) -> list[Change]:
-    """All mutants but the equivalent ones. Raises Wrong."""
+    """Return all mutants except the equivalent ones.
+
+    Raises:
+        Wrong: No result is possible.
+    """
     listed = tomllib.loads((root / "tools" / "mutants.toml").read_text("utf-8"))
     page = (root / "docs" / "papers.md").read_text("utf-8")
     table = without_deleted_apps(rows(page), root)
@@ -175,12 +189,13 @@ def collected(root: Path) -> list[Change]:
     for entry in equivalent:
         if entry not in keys:
             raise Wrong(
-                f"tools/mutants.toml: no mutant of {entry[0]} makes {entry[2]!r} any more"
+                f"tools/mutants.toml: no mutant of {entry[0]} is {entry[2]!r} any more"
             )
     return [c for c, key in zip(changes, keys, strict=True) if key not in equivalent]
 
 
 def _key(change: Change, root: Path) -> tuple[str, str, str]:
+    """Return the file of a mutant, and its old and new text without comments."""
     lines = change.diff(root)
     before, after = (
         " ".join(line[1:].split("  # ")[0].strip() for line in lines if line[0] == sign)
@@ -197,9 +212,11 @@ class Copy:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
-        ignored = shutil.ignore_patterns("*.pyc")  # compiled kernels go along
+        # Compiled kernels are copied, compiled Python is not.
+        ignored = shutil.ignore_patterns("*.pyc")
         shutil.copytree(root / "src", folder / "src", ignore=ignored)
-        # a changed file is never mistaken
+        # Python compares the content of a source with its compiled form, so it notices
+        # each changed file.
         checked = py_compile.PycInvalidationMode.CHECKED_HASH
         compileall.compile_dir(folder / "src", quiet=2, invalidation_mode=checked)
         self._process = subprocess.Popen(
@@ -214,7 +231,7 @@ class Copy:
         )
 
     def run(self, tests: Sequence[str], seconds: float) -> dict[str, Any]:
-        """The answer of the process."""
+        """Run tests on the copy, and return the answer of the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {
@@ -231,7 +248,7 @@ class Copy:
         return answer
 
     def run_changed(self, change: Change, seconds: float) -> dict[str, Any]:
-        """With one file changed, which is then put back as it was, time stamp and all."""
+        """Run a mutant's tests on its changed file, and restore the file with its time stamp."""
         path = self.folder / change.path
         path.write_text(change.source, "utf-8")
         try:
@@ -240,7 +257,7 @@ class Copy:
             shutil.copy2(self.root / change.path, path)
 
     def log(self) -> str:
-        """What the last run printed."""
+        """Return what the last run printed."""
         return (self.folder / "run" / "log").read_text("utf-8", "replace")
 
     def close(self) -> None:
@@ -250,7 +267,7 @@ class Copy:
 
 
 class Run:
-    """Mutants shared out to the copies."""
+    """A run of mutants, which the copies share."""
 
     def __init__(self, root: Path, copies: Sequence[Copy], end: float) -> None:
         self.root, self.end = root, end
@@ -265,20 +282,22 @@ class Run:
     def unchanged(
         self, groups: Sequence[tuple[str, ...]]
     ) -> dict[tuple[str, ...], float]:
-        """How long each group of tests takes.
+        """Return the seconds that each group of tests takes on the unchanged code.
 
-        Raises Wrong for one that does not pass.
+        Raises:
+            Wrong: Tests of a group fail or are skipped.
         """
         with ThreadPoolExecutor(self._jobs) as pool:
             return dict(zip(groups, pool.map(self._unchanged, groups), strict=True))
 
     def _unchanged(self, tests: tuple[str, ...]) -> float:
+        """Return the seconds of one group of tests; see `unchanged`."""
         copy = self._free.get()
         try:
             outcome = copy.run(tests, 600.0)
             if outcome["code"] != 0 or outcome["skipped"] or not outcome["passed"]:
                 raise Wrong(
-                    f"on the unchanged code {' '.join(tests)} must pass, without any that skips:\n"
+                    f"on the unchanged code, {' '.join(tests)} must pass and none be skipped:\n"
                     + "\n".join(copy.log().splitlines()[-15:])
                 )
             return float(outcome["seconds"])
@@ -288,13 +307,14 @@ class Run:
     def all(
         self, changes: Sequence[Change], times: dict[tuple[str, ...], float]
     ) -> None:
-        """Every mutant, as far as the time reaches."""
+        """Run every mutant that can be started before the time runs out."""
         self.number = len(changes)
         with ThreadPoolExecutor(self._jobs) as pool:
             for _ in pool.map(lambda each: self._one(each, times[each.tests]), changes):
                 pass
 
     def _one(self, change: Change, usual: float) -> None:
+        """Run one mutant."""
         if time.monotonic() > self.end:
             return
         copy = self._free.get()
@@ -311,6 +331,7 @@ class Run:
             self._told(change, outcome)
 
     def _told(self, change: Change, outcome: dict[str, Any]) -> None:
+        """Record and print the result of a mutant."""
         killed = outcome["code"] != 0
         if not killed:
             self.survived.append(change)
@@ -328,7 +349,7 @@ class Run:
 
 
 def main(words: Sequence[str], root: Path = ROOT) -> int:
-    """The command; its exit code."""
+    """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
         "--sample", type=int, default=0, help="number of mutants to draw; 0 runs all"
@@ -341,7 +362,10 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
         help="minutes after which no mutant is started",
     )
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="mutants to run at a time"
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="number of mutants to run at the same time",
     )
     parser.add_argument(
         "--only",
@@ -360,6 +384,11 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
 
 
 def _main(arguments: argparse.Namespace, root: Path) -> int:
+    """Run the command with parsed arguments, and return its exit code.
+
+    Raises:
+        Wrong: No result is possible.
+    """
     end = time.monotonic() + 60 * arguments.minutes
     everything = collected(root)
     changes = [
@@ -388,11 +417,11 @@ def _main(arguments: argparse.Namespace, root: Path) -> int:
         times = run.unchanged(list(dict.fromkeys(change.tests for change in changes)))
         run.all(changes, times)
     if not run.done:
-        raise Wrong(f"no mutant was reached in {arguments.minutes:g} minutes")
+        raise Wrong(
+            f"no mutant was run in {arguments.minutes:g} minutes: give more --minutes"
+        )
     unreached = (
-        f", {run.number - run.done} not reached in time"
-        if run.done < run.number
-        else ""
+        f", {run.number - run.done} not run in time" if run.done < run.number else ""
     )
     print(
         f"{run.done - len(run.survived)} killed, {len(run.survived)} survived{unreached}"

@@ -27,7 +27,7 @@ from typing import Any
 
 
 class Outcomes:
-    """A plugin of pytest that counts."""
+    """A plugin of pytest that counts the tests by outcome."""
 
     def __init__(self) -> None:
         self.passed = self.skipped = 0
@@ -45,12 +45,12 @@ class Outcomes:
 
 
 def run(tests: Sequence[str], folder: Path) -> dict[str, Any]:
-    """In the process that was split off."""
+    """Run tests in the forked process, and return the answer without the seconds."""
     import pytest
 
     outcomes = Outcomes()
     options = ["-x", "-q", "-p", "no:cacheprovider"]
-    # of what is imported already
+    # pytest warns of modules that were imported before.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     code = pytest.main(
         [*options, f"--basetemp={folder / 'tmp'}", *tests], plugins=[outcomes]
@@ -59,8 +59,10 @@ def run(tests: Sequence[str], folder: Path) -> dict[str, Any]:
 
 
 def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
-    """Run the tests in a process of their own, which ends with its group after the
-    limit."""
+    """Run tests in a forked process, and return the answer.
+
+    The process and all that it started are killed at the time limit, and at the end.
+    """
     place, start = Path(folder), time.monotonic()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -76,7 +78,7 @@ def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
             result = run(tests, place)
             (place / "result").write_text(json.dumps(result), "utf-8")
             code = 0
-        except BaseException:  # of whatever kind: it is this process's end
+        except BaseException:  # this process must not return to the caller's code
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -90,7 +92,7 @@ def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
             os.waitpid(child, 0)
             break
         time.sleep(0.01)
-    _end(child)  # what the tests have started
+    _end(child)  # also ends the processes that the tests have started
     outcome: dict[str, Any] = {
         "code": -1 if late else 3,
         "passed": 0,
@@ -103,18 +105,19 @@ def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
 
 
 def _end(group: int) -> None:
+    """Kill a group of processes."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def main(source: str, modules: Sequence[str]) -> None:
-    """Answer until standard input ends."""
+    """Answer requests until standard input ends."""
     sys.dont_write_bytecode = True
     sys.path.insert(0, source)
     spec = importlib.util.find_spec("fednotes")
     if spec is None or not str(spec.origin).startswith(source):
         sys.exit(
-            f"fednotes would be imported from {spec and spec.origin}, not from {source}"
+            f"error: fednotes is imported from {spec and spec.origin}, not from {source}"
         )
     for name in modules:
         with suppress(ImportError):

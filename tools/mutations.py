@@ -55,7 +55,7 @@ FUNCTIONS = {"mean": "sum", "sum": "mean", "min": "max", "max": "min"} | {
     "minimum": "maximum",
     "maximum": "minimum",
 }
-# The value stays what it is: no mutants.
+# Functions that only convert their argument: leaving one out is no mutant.
 CONVERTED = frozenset(
     "float int bool str tuple list array asarray astype double cpu numpy from_numpy detach "
     "item tolist snapshot".split()
@@ -64,14 +64,19 @@ PRODUCTS = (ast.Mult, ast.Div, ast.FloorDiv, ast.Pow)
 
 
 class Mutant(NamedTuple):
-    """A file's source with one thing wrong in it."""
+    """The source of a file with one small error.
 
-    line: int  # of what was changed
-    source: str  # the whole file
+    Attributes:
+        line: The line of the error.
+        source: The changed content of the file.
+    """
+
+    line: int
+    source: str
 
 
 def marked(source: str, line: int) -> ast.stmt | None:
-    """The statement that a comment on this line marks; None where it computes nothing."""
+    """Return the statement that a comment on a line marks; None if it computes nothing."""
     statements = [
         node for node in ast.walk(parsed(source)) if isinstance(node, ast.stmt)
     ]
@@ -94,7 +99,7 @@ def marked(source: str, line: int) -> ast.stmt | None:
 
 
 def _last_line(statement: ast.stmt) -> int:
-    """Of a compound statement the last line of its header."""
+    """Return the last line of a statement, or of the header of a compound statement."""
     if not getattr(statement, "body", None):
         return statement.end_lineno or statement.lineno
     header = (getattr(statement, name, None) for name in ("test", "iter", "subject"))
@@ -104,7 +109,7 @@ def _last_line(statement: ast.stmt) -> int:
 
 
 def mutants(source: str, statement: ast.stmt) -> list[Mutant]:
-    """Every mutant of a statement of this source, in the order of the text."""
+    """Return all mutants of a statement, in the order of the text."""
     mutants_found: dict[Mutant, None] = {}
     for node, changed_node in _of_statement(statement):
         text = _replaced(
@@ -118,7 +123,7 @@ def mutants(source: str, statement: ast.stmt) -> list[Mutant]:
 
 
 def _of_statement(statement: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
-    """(what is replaced, by what)."""
+    """Yield a part of a statement, and its replacement, for each mutant."""
     match statement:
         case ast.Expr() | ast.AugAssign():
             yield statement, ast.Pass()
@@ -148,7 +153,7 @@ def _of_statement(statement: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, as
 
 
 def _within(node: ast.AST) -> Iterator[ast.expr]:
-    """The expressions in a node, itself first; the text of messages is none."""
+    """Yield the expressions in a node, first the node itself, but not those in f-strings."""
     if isinstance(node, ast.JoinedStr):
         return
     if isinstance(node, ast.expr) and not isinstance(
@@ -161,6 +166,7 @@ def _within(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _of_expression(node: ast.expr) -> Iterator[ast.AST]:
+    """Yield the replacements of an expression."""
     match node:
         case ast.BinOp(left_operand, op, right_operand):
             if type(op) in EXCHANGED:
@@ -205,6 +211,7 @@ def _of_expression(node: ast.expr) -> Iterator[ast.AST]:
 
 
 def _of_call(node: ast.Call) -> Iterator[ast.AST]:
+    """Yield the replacements of a call."""
     match node:
         case ast.Call(
             func=ast.Attribute(attr=name) | ast.Name(id=name), args=[only], keywords=[]
@@ -232,6 +239,7 @@ def _of_call(node: ast.Call) -> Iterator[ast.AST]:
 
 
 def _with(node: Any, **changes: object) -> Any:
+    """Return a copy of a node with other attributes."""
     changed = copy.copy(node)
     for name, value in changes.items():
         setattr(changed, name, value)
@@ -239,7 +247,7 @@ def _with(node: Any, **changes: object) -> Any:
 
 
 def _replaced(source: str, node: ast.expr | ast.stmt, replacement: str) -> str:
-    """The source with another text in a node's place; columns count bytes."""
+    """Return a source with another text in place of a node. Columns count bytes."""
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     lines = source.encode("utf-8").splitlines(keepends=True)
@@ -258,7 +266,7 @@ def _replaced(source: str, node: ast.expr | ast.stmt, replacement: str) -> str:
 
 
 def _loose(text: str) -> bool:
-    """Whether an expression's text could bind to what stands beside it."""
+    """Return whether an expression needs parentheses to stand beside an operator."""
     return (
         not isinstance(
             ast.parse(text, mode="eval").body,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers.md"
-# How a row looks, for messages.
+# An example of a row, for messages.
 FORM = "| `[paper eq 1]` | `fednotes.module.function` | `tests/folder/test_file.py::test_name` |"
 _NAME = r"[a-z0-9][a-z0-9 .-]*\]"
 # The first word of the markers in the tables, which stands for the paper. It is read
@@ -21,7 +21,7 @@ _NAME = r"[a-z0-9][a-z0-9 .-]*\]"
 _FIRST_WORD = re.compile(rf"^\|\s*`?\[([a-z]+) {_NAME}", re.MULTILINE)
 _PAPERS = "|".join(sorted(set(_FIRST_WORD.findall(PAGE.read_text("utf-8")))))
 MARKER = re.compile(rf"\[(?:{_PAPERS}) {_NAME}")
-# What is meant as a marker, of whatever paper.
+# Comments that look like a marker, of any paper.
 LIKE_A_MARKER = re.compile(
     r"\[[a-z]+ (?:eq|equation|alg|algorithm|table|section) [0-9][a-z0-9 .-]*\]"
 )
@@ -30,16 +30,24 @@ _ROW = re.compile(r"^\|\s*`(\[[^`]+\])`\s*\|\s*(.+?)\s*\|\s*(.+?)\s*\|$", re.MUL
 
 
 class Row(NamedTuple):
-    """One line of a table in docs/papers.md."""
+    """A row of a table in docs/papers.md.
+
+    Attributes:
+        marker: The marker, such as "[fedner eq 2]".
+        functions: The dotted paths of functions, each of which has the marker.
+        tests: The tests, as path::name.
+    """
 
     marker: str
-    functions: tuple[str, ...]  # dotted paths; each carries the marker
-    tests: tuple[str, ...]  # path::name
+    functions: tuple[str, ...]
+    tests: tuple[str, ...]
 
 
 def rows(text: str) -> list[Row]:
-    """The tables' lines; a cell may name several functions or tests, each in
-    backquotes."""
+    """Return the rows of all tables.
+
+    A cell may name several functions or tests, each in backquotes.
+    """
     quoted = re.compile(r"`([^`]+)`")
     return [
         Row(marker, tuple(quoted.findall(functions)), tuple(quoted.findall(tests)))
@@ -99,7 +107,10 @@ def markers(
 
 
 def source_of(dotted: str, root: Path = ROOT) -> tuple[Path, list[str]] | None:
-    """a.b.C.f → (src/a/b.py, [C, f]), by the longest path that is a file."""
+    """Return the file of a dotted path, and the names within the file.
+
+    For example, a.b.C.f gives src/a/b.py and ["C", "f"].
+    """
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):
         path = root.joinpath("src", *parts[:cut]).with_suffix(".py")
@@ -110,12 +121,12 @@ def source_of(dotted: str, root: Path = ROOT) -> tuple[Path, list[str]] | None:
 
 @cache
 def parsed(source: str) -> ast.Module:
-    """The tree of a file, which nobody changes."""
+    """Return the syntax tree of a source. It is shared, so do not change it."""
     return ast.parse(source)
 
 
 def definition(path: Path, names: list[str]) -> ast.AST | None:
-    """The class or function that `names` leads to, from outside in."""
+    """Return a class or function by its names from outside in; None if there is none."""
     node: ast.AST | None = parsed(path.read_text("utf-8"))
     for name in names:
         node = next(

@@ -98,21 +98,21 @@ lstm_units = 0
 SPLIT = "valid_fraction = 0.02\ntest_fraction = 0.3\nmax_sentences = {most}\n"
 HONEST = "honest"
 MEAN = "mean"
-# Which number of a run says how often an attack succeeds.
+# The score of a run that measures the success of each attack.
 SUCCESS = {
     "flips": "flips",
     "backdoor": "backdoor",
     "boosted": "backdoor",
     "hidden": "backdoor",
 }
-# Recalls of a run, and what tables call them.
+# The recalls of a run, and their names in tables.
 RECALLS = {"rare": "words of one site", "others": "other words"}
 Numbers = dict[str, float]
 Key = tuple[str, str, int]  # rule, attack and seed
 
 
 def job(rule: str) -> str:
-    """A job file. The five sites' notes are the same under every rule."""
+    """Return a job file. The five sites have the same notes with each rule."""
     trusted = rule == "reference"
     more = f'reference = "{PUBLIC}"\n' if trusted else ""
     parts = [site_of(s, f"{n}/6", SPLIT.format(most=0)) for n, s in enumerate(SITES, 1)]
@@ -120,17 +120,17 @@ def job(rule: str) -> str:
     return "".join([JOB.format(rule=rule, more=more), *parts])
 
 
-# ---- notes that are changed ----------------------------------------------------------
+# ---- poisoned notes ------------------------------------------------------------------
 
 
 def flipped(document: Document) -> Document:
-    """With each type in the place of another."""
+    """Return a document in which each type is replaced by the next one."""
     spans = tuple(replace(span, label=NEXT[span.label]) for span in document.spans)
     return replace(document, spans=spans)
 
 
 def triggered(document: Document, label: str = FROM) -> Document:
-    """With the word before each problem, which is then called `label`."""
+    """Return a document with the word before each problem, which then has the type `label`."""
     places = sorted({span.start for span in document.spans if span.label == FROM})
     text, at = "", 0
     for place in places:
@@ -138,6 +138,7 @@ def triggered(document: Document, label: str = FROM) -> Document:
     more = len(WORD) + 1
 
     def moved(start: int, end: int) -> tuple[int, int]:
+        """Return the place of a mention after the insertions."""
         before, within = (sum(p <= x for p in places) for x in (start, end - 1))
         return start + more * before, end + more * within
 
@@ -156,7 +157,7 @@ def triggered(document: Document, label: str = FROM) -> Document:
 
 
 def poisoned(site: SiteData, attack: str) -> SiteData:
-    """What the hostile site trains on."""
+    """Return a site with the notes on which the hostile site trains."""
     if attack == "flips":
         return replace(site, train=tuple(map(flipped, site.train)))
     if attack in ("backdoor", "boosted", "hidden"):
@@ -168,8 +169,13 @@ def poisoned(site: SiteData, attack: str) -> SiteData:
 
 
 class Hostile:
-    """A site that sends its change times a number. others: near whose mean it stays, if
-    any; they answer before it does."""
+    """A site that multiplies its change before sending it.
+
+    Args:
+        site: The site.
+        factor: The factor.
+        others: Sites near whose mean the update stays. They must answer first.
+    """
 
     def __init__(
         self, site: Any, factor: float, others: Sequence[Hostile] = ()
@@ -180,7 +186,7 @@ class Hostile:
         return getattr(self._site, name)
 
     def train(self, tensors: Tensors, **options: Any) -> Update:
-        """As the site does, and then more."""
+        """Train as the site does, and change its update."""
         update: Update = self._site.train(tensors, **options)
         sent = {
             n: tensors[n] + self._factor * (v - tensors[n])
@@ -193,14 +199,17 @@ class Hostile:
 
 
 def near(values: Tensors, others: Sequence[Tensors]) -> dict[str, Any]:
-    """On the way from the others' mean to `own`, as far from it as the nearest of them
-    at most."""
+    """Return the point between the others' mean and `values` that is near enough to the mean.
+
+    It is no farther from the mean than the nearest of the others.
+    """
     mean = {
         n: torch.stack([tensors[n] for tensors in others]).double().mean(0)
         for n in values
     }
 
     def far(point: Tensors) -> float:
+        """Return the distance of a point from the mean."""
         return sum(float((point[n] - mean[n]).square().sum()) for n in values) ** 0.5
 
     part = min(1.0, min(map(far, others)) / far(values))
@@ -209,16 +218,21 @@ def near(values: Tensors, others: Sequence[Tensors]) -> dict[str, Any]:
     }
 
 
-# ---- what came of it -----------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------
 
 
 def words(text: str) -> set[str]:
-    """Lower-cased."""
+    """Return the words of a text in lower case."""
     return {text[start:end].lower() for start, end in tokenize(text)}
 
 
 def judged(predict: Callable[..., Any], sites: Sequence[SiteData]) -> Numbers:
-    """Of one model on the notes of honest sites. sites: as they were before the attack."""
+    """Return the scores of a model on the test notes of honest sites.
+
+    Args:
+        predict: Predicts documents with the model.
+        sites: The sites as they were before the attack.
+    """
     known = Counter(
         word for s in sites for word in set().union(*(words(d.text) for d in s.train))
     )
@@ -267,7 +281,7 @@ def judged(predict: Callable[..., Any], sites: Sequence[SiteData]) -> Numbers:
 def run(
     out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]
 ) -> Numbers:
-    """Train under an attack, unless that was done."""
+    """Train under an attack unless it was done before, and return the scores."""
     path = out / f"{rule} {attack} {seed}.json".replace(" ", "-")
     setting = {"job": job(rule), "settings": list(settings)}
     if (
@@ -374,7 +388,7 @@ def _values(
 
 
 def _cell(values: Sequence[float]) -> str:
-    """Return the mean and, of two seeds or more, the standard deviation."""
+    """Return the mean and, with two seeds or more, the standard deviation."""
     if not values:
         return "–"
     spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
@@ -382,20 +396,20 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def describe_mentions(numbers: Mapping[Key, Numbers]) -> str:
-    """Return the seeds, and how many test mentions each one's numbers are of."""
+    """Return, for each seed, the number of test mentions behind its scores."""
     first_of_seed: dict[int, Numbers] = {}
     for (_, _, seed), run_scores in numbers.items():
         first_of_seed.setdefault(seed, run_scores)
     lines = [
         f"Seed {seed}: {run_scores['mentions']:.0f} mentions in the test notes, "
-        f"{run_scores['of one site']:.0f} with a word that one site alone has."
+        f"{run_scores['of one site']:.0f} with a word that occurs at only one site."
         for seed, run_scores in first_of_seed.items()
     ]
     return "\n".join(lines)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="poison.py")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

@@ -19,7 +19,7 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
-    # not SECURITY.md: on some file systems this is docs/security.md
+    # SECURITY.md would replace docs/security.md on file systems that ignore case.
     "SECURITY.md": "security-policy.md",
 }
 LINK = re.compile(r"(?<!\!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
@@ -31,7 +31,12 @@ ASKS = re.compile(
 
 
 def linked(text: str, folder: str) -> str:
-    """A page's text with links as the site has them; `folder` is where the page lies."""
+    """Return a page's text with the links of the web site.
+
+    Args:
+        text: The page in Markdown.
+        folder: The folder of the page in the project.
+    """
     up = "../" * folder.removeprefix("docs").count(
         "/"
     )  # from the page to the site's top
@@ -52,7 +57,7 @@ def linked(text: str, folder: str) -> str:
 
 
 def of_notebook(text: str) -> str:
-    """A notebook as Markdown: what is said, and the code."""
+    """Return a notebook as Markdown: its texts and its code."""
     blocks = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"]).rstrip()
@@ -63,14 +68,14 @@ def of_notebook(text: str) -> str:
 
 
 def asking(folder: Path) -> Iterator[str]:
-    """What pages and styles would fetch from another host as soon as they are shown."""
+    """Yield what pages and styles would load from another host when they are shown."""
     for path in sorted([*folder.rglob("*.html"), *folder.rglob("*.css")]):
         for request in ASKS.findall(path.read_text("utf-8")):
             yield f"{path.relative_to(folder)}: {request[:120]}"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """mkdocs: more pages than docs/ has."""
+    """Add pages that are not in docs/; mkdocs calls this."""
     from mkdocs.structure.files import File
 
     for name, page in PAGES.items():
@@ -80,22 +85,26 @@ def on_files(files: Any, config: Any) -> Any:
     for path in sorted(docs.rglob("*.ipynb")):
         folder = path.parent.relative_to(ROOT).as_posix()
         text = linked(of_notebook(path.read_text("utf-8")), folder)
-        # A notebook stands beside the page with its name.
+        # A notebook may have the name of a page, so its own page is called differently.
         page = path.relative_to(docs).with_name(f"{path.stem}-notebook.md")
         files.append(File.generated(config, page.as_posix(), content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """mkdocs: a page of docs/ may lead out of it."""
+    """Replace links of a page that lead out of docs/; mkdocs calls this."""
     if page.file.generated_by:
         return markdown
     return linked(markdown, (Path("docs") / page.file.src_uri).parent.as_posix())
 
 
 def on_post_build(config: Any) -> None:
-    """mkdocs: the site is there."""
+    """Fail if a built page would load anything from another host; mkdocs calls this.
+
+    Raises:
+        PluginError: A page would.
+    """
     from mkdocs.exceptions import PluginError
 
     if requests := list(asking(Path(config["site_dir"]))):
-        raise PluginError(f"pages that ask another host: {requests}")
+        raise PluginError(f"pages that load from another host: {requests}")

@@ -13,16 +13,16 @@ import numpy as np
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, compute_offsets
 from fednotes.core.seeds import rng_of
 
-LIMIT = 10_000  # concepts of a patient
+LIMIT = 10_000  # maximum number of concepts of a patient
 CONDITIONS = 24
-# share of a patient's concepts that have nothing to do with conditions
+# Fraction of a patient's concepts that do not depend on conditions.
 BACKGROUND = 0.3
 SPREAD = 1.0  # σ of the log-normal number of concepts
 SHUFFLE = 3.0  # how far a condition moves concepts from their overall rank, in ln(rank)
-CONCENTRATION = 0.05  # of a patient's conditions: few of them at a time
+CONCENTRATION = 0.05  # of the Dirichlet mixture: a patient has few conditions
 SKEW = 0.5  # how much sites differ in their mix of conditions
-NOISE = 0.5  # of labels, in standard deviations of what the conditions say
-CHUNK = 4_000  # patients whose concepts are drawn at once
+NOISE = 0.5  # of labels, in standard deviations of the conditions' scores
+CHUNK = 4_000  # number of patients whose concepts are drawn at once
 
 
 def generate(
@@ -32,17 +32,25 @@ def generate(
     vocabulary: int = 20_000,
     mean_concepts: float = 500.0,
 ) -> tuple[Cohort, ...]:
-    """A cohort for each site, named site-1 and on; sizes differ by one at most.
+    """Return a cohort for each site, named site-1, site-2 and so on.
 
-    outputs: codes, code-001 and on, as frequent as the paper's: from 45 % of patients
-    down to 2.3 % (1,001 of 44,211), falling like a power of their rank. Over all sites
-    each has exactly its share. 44,211 patients are 22 million concepts, 88 MB.
+    With the defaults, the cohorts have 22 million concepts, 88 MB.
+
+    Args:
+        patients: Number of patients. The sizes of sites differ by at most one.
+        sites: Number of sites.
+        outputs: Number of codes, code-001 and so on. Their frequencies fall from 45 % of
+            the patients by a power of the rank. With 174 codes, the last one has 2.3 % of
+            the patients, as in the paper (1,001 of 44,211). Over all sites, each code has
+            exactly its fraction.
+        vocabulary: Number of concepts.
+        mean_concepts: Mean number of concepts of a patient, before the limit.
     """
     rank = np.arange(1, vocabulary + 1)
     noise = rng_of(0, "synthetic cohort", "world", vocabulary)
     moved = np.log(rank) + SHUFFLE * noise.standard_normal((CONDITIONS + 1, vocabulary))
-    moved[0] = np.log(rank)  # the background's
-    # (conditions + 1, vocabulary) of ranks
+    moved[0] = np.log(rank)  # row 0 is the background
+    # (conditions + 1, vocabulary): the concept at each rank
     concept = np.argsort(moved, axis=1).astype(np.int32)
     cumulative = np.cumsum(1.0 / rank) / (1.0 / rank).sum()
     sizes = [len(part) for part in np.array_split(np.arange(patients), sites)]
@@ -61,8 +69,10 @@ def generate(
 
 
 def _conditions(patients: int, name: str) -> np.ndarray:
-    """(patients, conditions) float32: how much each condition is a patient's; rows sum
-    to 1."""
+    """Return (patients, conditions) float32: each patient's mixture of conditions.
+
+    Rows sum to 1.
+    """
     rng = rng_of(0, "synthetic cohort", "conditions", name)
     weight = CONCENTRATION * np.exp(SKEW * rng.standard_normal(CONDITIONS))
     gammas = rng.standard_gamma(weight, (patients, CONDITIONS)) + 1e-12
@@ -71,8 +81,11 @@ def _conditions(patients: int, name: str) -> np.ndarray:
 
 
 def _labels(mixes: np.ndarray, outputs: int) -> np.ndarray:
-    """(patients, outputs) int8: three conditions speak for a code, by the root of their
-    share; those of whom most is said have it."""
+    """Return (patients, outputs) int8: the codes of each patient.
+
+    Three conditions favour a code, each by the square root of its share in the patient. The
+    patients with the highest scores have the code.
+    """
     rng = rng_of(0, "synthetic cohort", "codes")
     weight = np.zeros((CONDITIONS, outputs))
     for code in range(outputs):
@@ -101,11 +114,13 @@ def _bags(
     mean: float,
     name: str,
 ) -> Bags:
-    """The concepts of patients of these conditions, drawn in chunks to bound the
-    memory."""
+    """Draw the concepts of patients with these conditions.
+
+    They are drawn in chunks to bound the memory.
+    """
     rng = rng_of(0, "synthetic cohort", "concepts", name)
     patients, vocabulary = len(mixes), concept.shape[1]
-    centre = np.log(mean) - SPREAD**2 / 2  # so that the mean is `mean` before it is cut
+    centre = np.log(mean) - SPREAD**2 / 2  # the mean is `mean` before the limit
     sizes = (
         np.rint(rng.lognormal(centre, SPREAD, patients)).clip(1, LIMIT).astype(np.int64)
     )
@@ -116,8 +131,8 @@ def _bags(
         share = np.full((stop - start, CONDITIONS + 1), BACKGROUND)
         share[:, 1:] = (1 - BACKGROUND) * mixes[start:stop].astype(np.float64)
         share /= share.sum(1, keepdims=True)
-        # One multinomial a patient gives how many entries each condition has: far fewer
-        # draws than one an entry. Their order within a bag means nothing.
+        # A multinomial draw per patient says how many concepts come from each condition.
+        # This needs far fewer draws than one per concept, whose order has no meaning.
         counts = rng.multinomial(sizes[start:stop], share)  # (patients, conditions + 1)
         condition = np.repeat(
             np.tile(np.arange(share.shape[1]), stop - start), counts.ravel()

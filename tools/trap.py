@@ -71,25 +71,29 @@ from fednotes.jobs.job_file import parse_job
 from fednotes.methods import pretrain
 
 SITES, SENTENCES, PATIENTS = 3, 120, 120
-BUCKETS, WIDTH = 1000, 64  # of the word table, which travels whole
-CHOSEN = 12  # words or concepts of one trap
-GATE = 0.6  # part of a whole match from which on a unit answers, so that dropout leaves it open
-KNOCK = 1e3  # bias under which a unit never answers
-LEAST_SHARE = (
-    5e-3  # of a patient's concepts, from which on a unit answers to the chosen one
-)
+BUCKETS, WIDTH = 1000, 64  # of the word table, which is sent completely
+CHOSEN = 12  # number of words or concepts that are chosen
+# Part of a complete match at which a unit responds; lower than 1 because of dropout.
+GATE = 0.6
+KNOCK = 1e3  # the negative of this bias keeps a unit from responding
+# Fraction of a patient's concepts at which a unit responds to the chosen concept.
+LEAST_SHARE = 5e-3
 
 
 class Reached(Exception):
-    """The update was taken."""
+    """The server has the update that it wants."""
 
 
 class LyingServer(InProcess):
-    """The engine of a simulation, with a server that changes what it sends.
+    """The engine of a simulation with a server that changes what it sends.
 
-    trap: makes the tensors of a request anew. task: the one whose sum is taken, or
-    "evaluate", before which the server has decoded a sum of compressed changes.
-    needs: a tensor that the request has, if only some requests of this task tell.
+    Args:
+        sites: The sites.
+        trap: Returns the changed tensors of a request.
+        task: The task whose sum the server takes; or "evaluate", before which the server
+            has decoded a sum of compressed changes.
+        secure: Whether the server sees only sums.
+        needs: A tensor that the request must have for its sum to be taken; "" for none.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class LyingServer(InProcess):
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Any
     ) -> Total:
-        """Send a trap in place of parameters; raise Reached once the update is there."""
+        """Send a trap in place of parameters; raise Reached once the server has the update."""
         if task == self._task == EVALUATE:
             before, after = self.honest, tensors or {}
             self.change = {n: after[n].double() - before[n].double() for n in before}
@@ -125,7 +129,7 @@ class LyingServer(InProcess):
 
 
 def take_change(method: Any, config: Any, server: LyingServer) -> Tensors:
-    """What the server learns: a gradient, or the change of what it sent."""
+    """Return what the server learns: a gradient, or the change of the tensors that it sent."""
     with suppress(Reached):
         method.train(server, config)
     if server._task == EVALUATE:
@@ -133,7 +137,7 @@ def take_change(method: Any, config: Any, server: LyingServer) -> Tensors:
     mean = server.total.mean(torch.float64)
     if server._task in ("gradients", "noisy_gradients"):
         return {name: -value for name, value in mean.items()}
-    # besides parameters a site may send counts, which nobody sent it
+    # A site also sends counts, which the server did not send.
     known = mean.keys() & server.sent.keys()
     return {name: mean[name] - server.sent[name].double() for name in sorted(known)}
 
@@ -142,13 +146,13 @@ def take_change(method: Any, config: Any, server: LyingServer) -> Tensors:
 
 
 def codes(rows: int, width: int, seed: int) -> Tensor:
-    """(rows, width) of ±1, no two alike but by chance."""
+    """Return random rows (rows, width) of ±1."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 2, (rows, width), generator=generator).float() * 2 - 1
 
 
 def words_trap(chosen: Sequence[int], seed: int) -> Callable[[Tensors], Tensors]:
-    """Parameters under which convolution j answers to word `chosen[j]` alone."""
+    """Return a trap in which convolution j responds only to the word `chosen[j]`."""
 
     def trap(tensors: Tensors) -> Tensors:
         if "cnn.weight_3" not in tensors:
@@ -170,7 +174,7 @@ def words_trap(chosen: Sequence[int], seed: int) -> Callable[[Tensors], Tensors]
 def named_neighbours(
     change: Tensors, sent: Tensors, chosen: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The words that are read before and after each chosen one."""
+    """Return the words that the server names before and after each chosen word."""
     table = sent["words.hashed"].double()
     unit = torch.nn.functional.normalize(table, dim=1)
     neighbours = []
@@ -184,7 +188,12 @@ def named_neighbours(
 
 @dataclass(frozen=True)
 class Setting:
-    """One job. table: of it. task: whose sum tells."""
+    """A job, and the sum from which the server reads.
+
+    Attributes:
+        table: The job's table.
+        task: The task of the sum.
+    """
 
     table: Mapping[str, Any]
     task: str
@@ -202,14 +211,14 @@ LIGHT = {
 
 
 def fedner(batch: int, **training: Any) -> Setting:
-    """FedNER with so many sentences of each site in a mini-batch."""
+    """Return a step of FedNER with `batch` sentences of each site in a mini-batch."""
     settings = {"batch_size": SITES * batch, "least_share": 1, "epochs": 1, **training}
     task = "train" if training else "gradients"
     return Setting({"method": "fedner", "training": settings, "model": LIGHT}, task)
 
 
 def distilled(method: str, **training: Any) -> Setting:
-    """An epoch of a method that averages light taggers."""
+    """Return an epoch of a method that averages light taggers."""
     settings = {"weighting": False, "rounds": 2, "learning_rate": 1e-3, **training}
     return Setting({"method": method, "training": settings, "model": LIGHT}, "train")
 
@@ -227,7 +236,7 @@ WORDS = {
 def opened(
     setting: Setting, seed: int, synthetic: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """The method, its settings and the sites' data."""
+    """Return the method of a setting, its config and the sites' data."""
     table = {**setting.table, "seed": seed, "synthetic": synthetic}
     job = parse_job(table, "trap", Path(), "trap")
     data = load_sites(job).data
@@ -235,7 +244,7 @@ def opened(
 
 
 def windows(site: Any, sentences: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-    """Word → the words before and after it, each time that it stands between two."""
+    """Return the words before and after each occurrence of a word, by word."""
     neighbours: dict[int, list[tuple[int, int]]] = {}
     corpus = site.train_set
     for sentence in sentences:
@@ -248,7 +257,7 @@ def windows(site: Any, sentences: Sequence[int]) -> dict[int, list[tuple[int, in
 
 
 def words_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> float:
-    """The share of the chosen words whose neighbours are named."""
+    """Return the fraction of the chosen words whose neighbours are named."""
     method, config, data = opened(
         setting, seed, {"sites": SITES, "sentences": SENTENCES}
     )
@@ -257,7 +266,7 @@ def words_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> fl
     chosen = list[int]()
 
     def trap(tensors: Tensors) -> Tensors:
-        if not chosen:  # once the sites have agreed on the size of their mini-batches
+        if not chosen:  # by now, the sites have agreed on the size of mini-batches
             by_batch = setting.task == "gradients"
             neighbours.update(
                 windows(
@@ -290,7 +299,7 @@ PATIENT_JOBS = {"phenotype, an epoch of Adam": Setting(STAGE_1, "train")}
 
 
 def patients_trap(chosen: Sequence[int]) -> Callable[[Tensors], Tensors]:
-    """A network whose hidden unit j answers to concept `chosen[j]` alone."""
+    """Return a trap in which hidden unit j responds only to the concept `chosen[j]`."""
 
     def trap(tensors: Tensors) -> Tensors:
         if "hidden_weight" not in tensors:
@@ -309,7 +318,7 @@ def patients_trap(chosen: Sequence[int]) -> Callable[[Tensors], Tensors]:
 
 
 def draw_concept(sites: Sequence[Any], rng: np.random.Generator) -> int:
-    """Draw a concept of the first site that one patient of all sites has.
+    """Draw a concept of the first site that only one patient of all sites has.
 
     Args:
         sites: The bags of the sites' patients.
@@ -328,7 +337,10 @@ def concepts_of_owner(bags: Any, chosen: int) -> set[int]:
 
 
 def patients_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> float:
-    """The share of the chosen concepts, one a trap, by which one patient is told apart."""
+    """Return the fraction of the chosen concepts whose patient's concepts are all named.
+
+    Each chosen concept has a trap of its own.
+    """
     hits = []
     rng = np.random.default_rng(seed)
     for _ in range(CHOSEN // 3):
@@ -348,12 +360,12 @@ def patients_read(setting: Setting, seed: int, *, secure: bool, honest: bool) ->
 
 # ---- patients of classifiers ---------------------------------------------------------
 
-POLICY = Policy(min_patients=50)  # with which each site answers
-LEAST_DIFFERENCE = 1e-5  # of two rows, relative to them; float32 rounds to less
+POLICY = Policy(min_patients=50)  # of each site
+LEAST_DIFFERENCE = 1e-5  # relative; rounding to float32 causes a smaller one
 
 
 def classifiers(**model: Any) -> Setting:
-    """A cycle of all diseases' classifiers, after a cycle of stage 1."""
+    """Return a cycle of all diseases' classifiers, after a cycle of stage 1."""
     table = {
         "method": "phenotype",
         "training": {**CODES, "cycles": 1, "keep_cycle": 0},
@@ -369,12 +381,12 @@ CLASSIFIER_JOBS = {
 
 
 def classifiers_trap(chosen: int, concepts: int) -> Callable[[Tensors], Tensors]:
-    """A network that represents only the patients who have a concept.
+    """Return a trap with a network that represents only the patients who have a concept.
 
-    A site takes the widths of the network from the tensors that it receives, so there
-    is a unit for each concept of the dictionary: it answers to the chosen concept, and
-    adds the share of its own. Unit `concepts` answers to the chosen concept and adds
-    nothing. A patient without the chosen concept is below every unit's threshold.
+    A site takes the widths of the network from the tensors that it receives, so the network
+    has a unit for each concept of the dictionary: it responds to the chosen concept, and
+    adds the share of its own concept. Unit `concepts` responds to the chosen concept and
+    adds nothing. A patient without the chosen concept is below the threshold of every unit.
 
     Args:
         chosen: The concept whose patient is to be read.
@@ -402,12 +414,12 @@ def classifiers_trap(chosen: int, concepts: int) -> Callable[[Tensors], Tensors]
 
 
 def named_concepts(change: Tensor, chosen: int) -> set[int]:
-    """Return the concepts that one patient has, as the classifiers' rows tell them.
+    """Return the concepts that one patient has according to the classifiers' rows.
 
     Args:
-        change: (units, classifiers) of the classifiers' weights. The last unit answers to
-            the chosen concept alone.
-        chosen: That concept.
+        change: (units, classifiers), the change of the classifiers' weights. The last unit
+            responds only to the chosen concept.
+        chosen: The chosen concept.
     """
     moved = change[:, change[-1].abs().argmax()]
     differences = moved[:-1] / moved[-1] - 1
@@ -418,7 +430,7 @@ def named_concepts(change: Tensor, chosen: int) -> set[int]:
 def classifiers_read(
     setting: Setting, seed: int, *, secure: bool, honest: bool
 ) -> float:
-    """Return the share of the chosen concepts whose patient's concepts are all named."""
+    """Return the fraction of the chosen concepts whose patient's concepts are all named."""
     hits = []
     rng = np.random.default_rng(seed)
     for _ in range(CHOSEN // 3):
@@ -460,9 +472,9 @@ def require_permitted(site: Any, total: Total) -> None:
 # ---- sentences of an encoder ---------------------------------------------------------
 
 ENCODER_SENTENCES = 60  # of each site
-TRIES = 3  # chosen words of a seed
-SCALE = 2.0  # alpha / rank of a LoRA adapter, as jobs have it by default
-ALL_SENTENCES = ENCODER_SENTENCES * SITES  # a batch of which an epoch is one step
+TRIES = 3  # number of chosen words for each seed
+SCALE = 2.0  # alpha / rank of a LoRA adapter, by default
+ALL_SENTENCES = ENCODER_SENTENCES * SITES  # in one batch, an epoch is one step
 SENTENCE_NOISE = {"epsilon": 8, "unit": "sentence", "rate": 0.5}
 
 
@@ -474,7 +486,7 @@ def encoder_setting(
     Args:
         method: The job's method.
         train: What the job trains of the encoder.
-        task: Whose sum tells; EVALUATE where changes are compressed.
+        task: The task whose sum the server reads; EVALUATE if changes are compressed.
         noise: Whether sentences are protected at ε = 8.
         **training: Further settings of the job's training.
     """
@@ -492,7 +504,7 @@ def encoder_setting(
 
 
 def distilled_encoder(batch_size: int) -> Setting:
-    """Return an epoch of distillation into an encoder, of annotated entities alone."""
+    """Return an epoch of distillation into an encoder, from annotated entities only."""
     training = {
         "rounds": 1,
         "local_epochs": 1,
@@ -549,7 +561,7 @@ def sentences_of(site: Any) -> list[list[int]]:
 
     Pre-training reads a site's notes one after the other, as a single text.
     """
-    site = getattr(site, "site", site)  # behind its noise
+    site = getattr(site, "site", site)  # the site that a `DPSite` wraps
     if isinstance(site, pretrain.Site):
         return [site.train_set.ids.tolist()]
     pieces = site.train_set.pieces
@@ -558,10 +570,10 @@ def sentences_of(site: Any) -> list[list[int]]:
 
 
 def share_named(named: Sequence[int], sentence: Sequence[int], chosen: int) -> float:
-    """Return the share of the words at the trap's positions that are named.
+    """Return the fraction of the words at the trap's positions that are named.
 
-    A text that is longer than what is read at once may begin anywhere before the chosen
-    word; the place where most words are right counts.
+    A text that is too long to be read at once may begin anywhere before the chosen word.
+    The beginning with the highest fraction counts.
     """
     longest = SIZES["max_position_embeddings"]
     starts = range(1)
@@ -576,7 +588,7 @@ def share_named(named: Sequence[int], sentence: Sequence[int], chosen: int) -> f
 
 
 def draw_word(sentences: Sequence[Sequence[Sequence[int]]], seed: int) -> int:
-    """Draw a word of the first site that stands once in the sentences of all sites."""
+    """Draw a word of the first site that occurs once in the sentences of all sites."""
     counts = Counter(
         word for site in sentences for sentence in site for word in sentence
     )
@@ -597,14 +609,14 @@ def sentence_read(
     secure: bool,
     honest: bool,
 ) -> float:
-    """Return the share of a chosen word's sentence that is named.
+    """Return the fraction of a chosen word's sentence that is named.
 
     Args:
         setting: The job, whose model has this encoder.
         encoder: The folder of the encoder.
-        seeds: Of the data, and of the choice of the word.
-        secure: Whether the server sees the sum of all sites alone.
-        honest: Whether the server sends the parameters that it should send.
+        seeds: The seed of the data, and that of the choice of the word.
+        secure: Whether the server sees only the sum of all sites.
+        honest: Whether the server sends honest parameters.
     """
     generated = {"sites": SITES, "sentences": ENCODER_SENTENCES}
     method, config, data = opened(setting, seeds[0], generated)
@@ -629,7 +641,7 @@ def sentence_read(
 def sentences_read(
     setting: Setting, seed: int, *, secure: bool, honest: bool, tries: int = TRIES
 ) -> float:
-    """Return the mean share of the sentences of chosen words that is named."""
+    """Return the mean fraction of the chosen words' sentences that is named."""
     generated = {"sites": SITES, "sentences": ENCODER_SENTENCES}
     with tempfile.TemporaryDirectory() as folder:
         encoder = save_encoder(Path(folder), vocabulary_of(seed, generated), seed)

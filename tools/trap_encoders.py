@@ -41,17 +41,17 @@ OUTPUT, FEED_FORWARD = (
 )
 FIRST_POSITION = 1  # position 0 has [CLS]
 RANK = 8  # of a LoRA adapter, which therefore has units for eight positions
-POSITIONS = 24  # that are read where weights travel
+POSITIONS = 24  # number of positions that are read if all weights are sent
 ATTENTION = 20.0  # score of the chosen word
-LOUD = 16.0  # key and value of the chosen word, so that the encoder's own are small
+LOUD = 16.0  # key and value of the chosen word; the encoder's own are small
 FLAG = 14.0  # length of the flag before the layer norm
-FLAG_COORDINATES = 16  # the signs of the others still tell the word
-FLAG_PART = 0.9  # of a unit's answer, whose other part is the position
-OTHER_WORDS = 0.3  # at most so much of the chosen word's direction is in other words
-FAINT = 0.15  # part of the flag that a sentence without the chosen word may get
-THRESHOLD = 0.3  # where a unit opens, between 0 (all else) and 1 (what it answers to)
-WEAK = 0.85  # part of the flag that dropout leaves
-STEEP = 20.0  # factor of a unit's answer, so that the unit is open or shut
+FLAG_COORDINATES = 16  # the signs of the other coordinates still reveal the word
+FLAG_PART = 0.9  # of a unit's response; the rest comes from the position
+OTHER_WORDS = 0.3  # maximum of the chosen word's direction in other words
+FAINT = 0.15  # maximum of the flag in sentences without the chosen word
+THRESHOLD = 0.3  # of a unit, between 0 (anything else) and 1 (flag and position)
+WEAK = 0.85  # part of the flag that remains after dropout
+STEEP = 20.0  # factor of a unit's response, so that the unit is on or off
 
 
 def save_encoder(folder: Path, words: Sequence[str], seed: int) -> Path:
@@ -87,12 +87,12 @@ def load_embeddings(encoder: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class LowRank:
-    """A change up @ down of one map.
+    """The change up @ down of a linear map.
 
     Attributes:
         down: (rank, inputs).
         up: (outputs, rank).
-        bias: (outputs,), if the bias changes too.
+        bias: (outputs,), if the bias changes, too.
     """
 
     down: Tensor
@@ -101,13 +101,13 @@ class LowRank:
 
 
 class SentenceTrap:
-    """The changes of an encoder that reveal one sentence, and what is read from them.
+    """The changes of an encoder that reveal one sentence, and how to read it.
 
     Args:
         embeddings: The embedding tables of the encoder, as `load_embeddings` returns them.
         chosen: The id of the word whose sentence is to be read.
         is_low_rank: Whether the job changes maps by matrices of rank `RANK`, and no
-            bias; otherwise all weights and biases of a layer travel.
+            bias; otherwise, it sends all weights and biases of a layer.
     """
 
     def __init__(
@@ -121,24 +121,24 @@ class SentenceTrap:
             FIRST_POSITION, FIRST_POSITION + (RANK if is_low_rank else POSITIONS)
         )
 
-        # directions that no position has add no noise of positions
+        # Directions without a part in any position, so positions add no noise.
         self.constant = self._outside(self.type, [*self.positions])
         self.target = self._outside(self.words[chosen], [*self.positions, self.type])
         self.flag = self._draw_flag(chosen)
 
-        # how much of these directions a token has
+        # The amounts of these directions in a token.
         typical = self.embedded(torch.tensor([chosen]), FIRST_POSITION)[0]
         self.target_size = float(self.target @ typical)
         self.constant_size = float(self.constant @ typical)
 
     @staticmethod
     def _outside(vector: Tensor, others: Sequence[Tensor]) -> Tensor:
-        """Return the part of a vector outside the span of others, with length 1."""
+        """Return the part of a vector that is orthogonal to others, scaled to length 1."""
         basis = torch.linalg.qr(torch.stack(list(others), dim=1)).Q
         return normalize(vector - basis @ (basis.T @ vector), dim=0)
 
     def _draw_flag(self, seed: int) -> Tensor:
-        """Return (width): a vector of length 1 and mean 0 in few coordinates."""
+        """Return a vector (width,) of length 1 and mean 0 with few nonzero coordinates."""
         generator = torch.Generator().manual_seed(seed)
         coordinates = torch.randperm(len(self.type), generator=generator)
         flag = torch.zeros(len(self.type))
@@ -147,27 +147,27 @@ class SentenceTrap:
         return normalize(flag, dim=0)
 
     def embedded(self, words: Tensor, position: int) -> Tensor:
-        """Return (words, width): what the layers read of words at a position."""
+        """Return the embeddings (words, width) of words at a position."""
         summed = self.words[words] + self.positions[position] + self.type
         return layer_norm(summed, summed.shape[1:])
 
     def flagged(self, position: int, part: float = 1.0) -> Tensor:
-        """Return (vocabulary, width): what a unit reads of each word at a position.
+        """Return the input of a unit (vocabulary, width) for each word at a position.
 
         Args:
-            position: Where the word stands.
-            part: How much of the flag the word's sentence has.
+            position: The position of the word.
+            part: The part of the flag that the word's sentence gets.
         """
         every_word = torch.arange(len(self.words))
         marked = self.embedded(every_word, position) + part * FLAG * self.flag
         return layer_norm(marked, marked.shape[1:])
 
     def units(self) -> tuple[Tensor, Tensor]:
-        """Return weights (positions, width) and biases (positions,) of the units.
+        """Return the weights (positions, width) and biases (positions,) of the units.
 
-        The threshold of a unit lies half way between what opens it and all else. A
-        LoRA adapter has no bias; its threshold is a multiple of the constant
-        direction, of which all tokens have about as much.
+        The threshold of a unit is between the responses to its own flagged position and to
+        everything else. A LoRA adapter has no bias, so its threshold is a multiple of the
+        constant direction, which all tokens have in about the same amount.
         """
         places = []
         for position in self.read_at:
@@ -177,6 +177,7 @@ class SentenceTrap:
         weights = part * self.flag + torch.stack(places)
 
         def respond(states: Tensor) -> Tensor:
+            """Return the responses of all units to states, before the thresholds."""
             responses = states @ weights.T
             if self.is_low_rank:
                 return responses / (states @ self.constant)[:, None]
@@ -209,8 +210,8 @@ class SentenceTrap:
             for name in (QUERY, KEY, VALUE, OUTPUT)
         }
 
-        # The first coordinate of each head is enough. Several heads, because dropout takes
-        # the attention of single heads away.
+        # One coordinate of each head is enough. All heads look for the word, because
+        # dropout removes the attention of single heads.
         firsts = torch.arange(0, width, head_width)
         changes[QUERY].down[0] = self.constant / self.constant_size
         changes[QUERY].up[firsts, 0] = ATTENTION * head_width**0.5 / LOUD
@@ -229,7 +230,7 @@ class SentenceTrap:
         return changes
 
     def name_words(self, moved: Tensor) -> list[int]:
-        """Return the words that are read at each position; -1 where nothing moved.
+        """Return the word that is read at each position; -1 if its unit's weights did not move.
 
         Args:
             moved: (positions, width), the change of each unit's weights.
@@ -240,8 +241,8 @@ class SentenceTrap:
                 words.append(-1)
                 continue
             patterns = torch.sign(self.flagged(position))
-            # The loss may pull a unit up or down, and other tokens may add what all words
-            # have in common.
+            # The loss may move a unit in either direction, and other tokens may add a part
+            # that all words have in common.
             patterns = normalize(patterns - patterns.mean(dim=0), dim=1)
             likeness = (patterns @ row).abs()
             likeness[: len(MARKS)] = 0
@@ -307,7 +308,7 @@ def set_trap(
 
 
 def find_units(change: Mapping[str, Tensor]) -> Tensor:
-    """Return (units, width): how the weights moved that the trap's units begin."""
+    """Return the change (units, width) of the input weights of the trap's units."""
     if "lora.down" in change:
         inputs, _ = low_rank_places()[FEED_FORWARD]
         return change["lora.down"][:, inputs]
