@@ -143,8 +143,8 @@ def test_the_tables_show_means_and_deviations_over_seeds() -> None:
     assert recall.splitlines()[2] == "| mean | 31.0 ± 1.4 | 50.0 ± 0.0 |"
     assert lost.splitlines()[2:] == ["| median | 2.0 ± 1.4 | -1.0 ± 1.4 |"]
     assert poison.describe_mentions(results).splitlines() == [
-        "Seed 1: 9 mentions in the test notes, 2 with a word that one site alone has.",
-        "Seed 2: 8 mentions in the test notes, 2 with a word that one site alone has.",
+        "Seed 1: 9 mentions in the test notes, 2 with a word that occurs at only one site.",
+        "Seed 2: 8 mentions in the test notes, 2 with a word that occurs at only one site.",
     ]
 
 
