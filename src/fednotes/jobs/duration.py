@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fednotes.core.errors import FednotesError
 from fednotes.engines.rounds import RoundResult
@@ -23,6 +22,7 @@ from fednotes.jobs.parts import (
     make_method_sites,
     plan_rounds,
 )
+from fednotes.training.sites import calling_after_steps
 
 SAMPLE_EXAMPLES = 64  # of all sites together
 TRIAL_SECONDS = 4.0
@@ -150,15 +150,12 @@ def _limit_seconds(limit: float) -> Iterator[None]:
     """
     end = time.monotonic() + limit
 
-    def check(*_: object) -> None:
+    def check() -> None:
         if time.monotonic() > end:
             raise _TrialOverError
 
-    hook = register_optimizer_step_post_hook(check)  # of every optimizer here
-    try:
+    with calling_after_steps(check):
         yield
-    finally:
-        hook.remove()
 
 
 def _count_examples_read(job: Job, part: Part, rounds: int | None = None) -> float:

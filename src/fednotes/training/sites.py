@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.rmsprop import rmsprop
 
 from fednotes.core.counts import round_count, round_counts
 from fednotes.core.errors import ConfigError, LossError, TrainingError
@@ -106,8 +110,45 @@ class Best:
         self.waited = int(state.facts["waited"])
 
 
+class _Group(NamedTuple):
+    """Parameters that an optimizer moves alike.
+
+    Attributes:
+        names: Their names.
+        factor: Factor of their learning rate.
+        weight_decay: Their weight decay.
+    """
+
+    names: list[str]
+    factor: float
+    weight_decay: float
+
+
+def _group_parameters(
+    parameters: Mapping[str, Tensor],
+    weight_decay: float,
+    factors: Mapping[str, float],
+) -> list[_Group]:
+    """Return the groups of an optimizer's parameters.
+
+    Args:
+        parameters: The parameters by name.
+        weight_decay: Weight decay of those that have several dimensions.
+        factors: Learning-rate factors by the first word of a parameter's name.
+    """
+    names: dict[tuple[float, float], list[str]] = {}
+    for name, value in parameters.items():
+        factor = factors.get(name.split(".")[0], 1.0)
+        decay = weight_decay if value.dim() > 1 else 0.0
+        names.setdefault((factor, decay), []).append(name)
+    return [_Group(alike, *settings) for settings, alike in names.items()]
+
+
 class Adam:
-    """`torch.optim.Adam` over named tensors (Kingma and Ba 2015).
+    """Adam over named tensors (Kingma and Ba 2015), in torch's implementation.
+
+    It calls the function behind `torch.optim.Adam`. That class imports torch's
+    compiler, which takes almost a second and 70 MiB in every process.
 
     Args:
         parameters: The parameters that `step` changes in place, by name.
@@ -130,38 +171,12 @@ class Adam:
     ) -> None:
         self.parameters = dict(parameters)
         self._rate = learning_rate
-        by_factor: dict[float, list[Tensor]] = {}
-        for name, value in self.parameters.items():
-            layer = name.split(".")[0]
-            factor = (factors or {}).get(layer, 1.0)
-            by_factor.setdefault(factor, []).append(value)
-        if not by_factor:
-            by_factor = {1.0: [torch.zeros(0)]}  # torch needs at least one parameter
-        self._optimizer = self._make_optimizer(by_factor, weight_decay)
+        self._move = adamw if weight_decay else adam
+        self._groups = _group_parameters(self.parameters, weight_decay, factors or {})
+        # The moments of parameters that have moved, by name.
+        self._state: dict[str, dict[str, Tensor]] = {}
 
-    def _make_optimizer(
-        self, by_factor: Mapping[float, list[Tensor]], weight_decay: float
-    ) -> torch.optim.Optimizer:
-        """Return torch's optimizer for parameters grouped by learning-rate factor."""
-        if not weight_decay:
-            groups: list[dict[str, Any]] = [
-                {"params": values, "factor": factor}
-                for factor, values in by_factor.items()
-            ]
-            return torch.optim.Adam(groups, lr=self._rate, fused=True)
-
-        groups = []
-        for factor, values in by_factor.items():
-            for decays in (True, False):
-                groups.append(
-                    {
-                        "params": [v for v in values if (v.dim() > 1) == decays],
-                        "factor": factor,
-                        "weight_decay": weight_decay if decays else 0.0,
-                    }
-                )
-        return torch.optim.AdamW(groups, lr=self._rate, fused=True)
-
+    @torch.no_grad()
     def step(
         self,
         gradients: Mapping[str, Tensor | None] | None = None,
@@ -175,20 +190,75 @@ class Adam:
                 do not move. By default each parameter's `.grad`.
             rate: The learning rate of this step; None takes the optimizer's.
         """
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["factor"] * (self._rate if rate is None else rate)
         if gradients is not None:
             for name, parameter in self.parameters.items():
                 parameter.grad = gradients[name]
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+
+        for group in self._groups:
+            self._move_group(group, self._rate if rate is None else rate)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for function in _after_steps:
+            function()
+
+    def _move_group(self, group: _Group, rate: float) -> None:
+        """Move the parameters of a group that have gradients."""
+        moving: list[Tensor] = []
+        gradients: list[Tensor] = []
+        states: list[dict[str, Tensor]] = []
+        for name in group.names:
+            parameter = self.parameters[name]
+            if parameter.grad is None:
+                continue
+            if name not in self._state:
+                self._state[name] = self._make_moments(parameter)
+            moving.append(parameter)
+            gradients.append(parameter.grad)
+            states.append(self._state[name])
+        if moving:
+            moments = {key: [state[key] for state in states] for key in self.moments}
+            self._call_torch(moving, gradients, moments, group, rate * group.factor)
+
+    def _make_moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the moments of a parameter before its first step."""
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+
+    def _call_torch(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        moments: Mapping[str, list[Tensor]],
+        group: _Group,
+        rate: float,
+    ) -> None:
+        """Let torch move parameters of a group, and update their moments."""
+        self._move(
+            parameters,
+            gradients,
+            moments["exp_avg"],
+            moments["exp_avg_sq"],
+            [],
+            moments["step"],
+            fused=True,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=rate,
+            weight_decay=group.weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
 
     def state(self, prefix: str = "adam") -> dict[str, Tensor]:
         """Return moments and step counts as `adam.exp_avg.<parameter>` and so on."""
         return {
             f"{prefix}.{key}.{name}": value
-            for name, parameter in self.parameters.items()
-            for key, value in self._optimizer.state.get(parameter, {}).items()
+            for name in self.parameters
+            for key, value in self._state.get(name, {}).items()
         }
 
     def restore(self, tensors: Tensors, prefix: str = "adam") -> None:
@@ -197,7 +267,7 @@ class Adam:
         Raises:
             TrainingError: Moments do not match their parameter.
         """
-        self._optimizer.state.clear()
+        self._state.clear()
         for name, parameter in self.parameters.items():
             moments = {}
             for key in self.moments:
@@ -210,7 +280,7 @@ class Adam:
                 like: dict[str, Tensor] = dict.fromkeys(self.moments, parameter)
                 like["step"] = torch.zeros(())
                 require_like(like, moments)
-                self._optimizer.state[parameter] = moments
+                self._state[name] = moments
 
 
 class RMSprop(Adam):
@@ -222,16 +292,48 @@ class RMSprop(Adam):
 
     moments = ("step", "square_avg")
 
-    def _make_optimizer(
-        self, by_factor: Mapping[float, list[Tensor]], weight_decay: float
-    ) -> torch.optim.Optimizer:
-        """Return torch's optimizer for parameters grouped by learning-rate factor."""
-        del weight_decay
-        groups = [
-            {"params": values, "factor": factor} for factor, values in by_factor.items()
-        ]
-        # `step` sets the rate of each group. [phenotype rmsprop]
-        return torch.optim.RMSprop(groups, alpha=0.9, eps=1e-7)
+    def _make_moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the moments of a parameter before its first step."""
+        return {"step": torch.zeros(()), "square_avg": torch.zeros_like(parameter)}
+
+    def _call_torch(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        moments: Mapping[str, list[Tensor]],
+        group: _Group,
+        rate: float,
+    ) -> None:
+        """Let torch move parameters of a group, and update their moments."""
+        del group
+        rmsprop(  # [phenotype rmsprop]
+            parameters,
+            gradients,
+            moments["square_avg"],
+            [],
+            [],
+            moments["step"],
+            lr=rate,
+            alpha=0.9,
+            eps=1e-7,
+            weight_decay=0.0,
+            momentum=0.0,
+            centered=False,
+        )
+
+
+# Called after each step of every optimizer.
+_after_steps: list[Callable[[], None]] = []
+
+
+@contextmanager
+def calling_after_steps(function: Callable[[], None]) -> Iterator[None]:
+    """Call a function after each step of every optimizer in the context."""
+    _after_steps.append(function)
+    try:
+        yield
+    finally:
+        _after_steps.remove(function)
 
 
 class RoundServer:
