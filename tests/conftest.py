@@ -83,7 +83,7 @@ def _short_trials() -> Iterator[None]:
 def _torch_as_before() -> Iterator[None]:
     """Undo a run's choice of deterministic algorithms, which holds for the process."""
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -141,7 +141,7 @@ def instant_disk() -> Iterator[None]:
 def one_process(instant_disk: None) -> Iterator[None]:
     """Restore torch's settings after jobs that are deployed in this process."""
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from fednotes.core.tensors import seed_torch
+from fednotes.core.tensors import require_deterministic_kernels, seed_torch
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
@@ -26,3 +26,10 @@ def test_an_accelerator_is_seeded_too() -> None:
         seed_torch(5, torch.device("cuda"))
 
     seed_every_device.assert_called_once_with(5)
+
+
+def test_kernels_whose_results_vary_are_refused_only_on_the_cpu() -> None:
+    require_deterministic_kernels("cpu")
+    assert torch.are_deterministic_algorithms_enabled()
+    require_deterministic_kernels("cuda")
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -85,7 +85,7 @@ class Runs:
 def runs(tmp_path: Path) -> Iterator[Runs]:
     live_runs = Runs(tmp_path)
     yield live_runs
-    torch.use_deterministic_algorithms(False)  # a run chooses them for its process
+    torch.set_deterministic_debug_mode("default")  # a run chooses them for its process
     for command in live_runs.begun:
         command.end()
 

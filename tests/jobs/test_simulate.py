@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from statistics import mean
@@ -249,6 +251,30 @@ def test_the_same_job_gives_the_same_result(finished_run, tmp_path: Path) -> Non
 
 
 # restarts
+
+
+def test_a_run_of_a_light_tagger_does_not_import_the_compiler_of_torch(
+    tmp_path: Path,
+) -> None:
+    """Its import takes almost a second and 70 MiB in each process."""
+    code = (
+        "import sys, json, pathlib\n"
+        "from fednotes.jobs.job_file import parse_job\n"
+        "from fednotes.jobs.simulate import simulate\n"
+        "table, folder = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])\n"
+        "simulate(parse_job(table, 'job', folder, 'job'), folder / 'run', workers=1)\n"
+        "assert 'torch' in sys.modules\n"
+        "print([m for m in ('torch._dynamo', 'torch._inductor') if m in sys.modules])\n"
+    )
+    table = {**TABLE, "conditions": ["federated"]}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(table), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert ended.stdout == "[]\n"
 
 
 def test_resuming_a_finished_run_changes_nothing(finished_run) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fednotes.core.federation import EVALUATE
 from fednotes.core.stopping import telling_how_to_resume
 from fednotes.core.store import reserving_folder, write_json, write_text
+from fednotes.core.tensors import require_deterministic_kernels
 from fednotes.core.types import SiteData
 from fednotes.engines.remote_programs import wait_for_links
 from fednotes.engines.rounds import RoundResult
@@ -152,7 +153,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
         # The workers read the data at the same time as this process.
         pool.begin_to_open(job, out)
         torch.set_num_threads(job.threads)
-        torch.use_deterministic_algorithms(pool.device == "cpu")
+        require_deterministic_kernels(pool.device)
         sites, config, parts = prepare(job, events.features)
         job_warnings = _list_warnings(job, config, sites)
         if resume and not has_record(out):

@@ -391,7 +391,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         arguments = ["simulate", str(folder / "job.toml"), "--out", str(folder / "run")]
         patch.setattr(sys, "argv", ["fednotes", *arguments])
         app.main()
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     return folder / "run"
 
 

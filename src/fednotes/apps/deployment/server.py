@@ -68,6 +68,7 @@ from fednotes.core.seeds import Draws
 from fednotes.core.settings import expand_home
 from fednotes.core.store import write_json, write_text
 from fednotes.core.tables import fingerprint_table
+from fednotes.core.tensors import require_deterministic_kernels
 from fednotes.core.update import Tensors, Total
 from fednotes.engines.deployed import Deployed, Paused
 from fednotes.engines.history import OPENED
@@ -136,7 +137,7 @@ def server_main(setup: Setup, transport: Pipe) -> None:
     try:
         job = parse_server_job(setup)
         torch.set_num_threads(job.threads)
-        torch.use_deterministic_algorithms(mode=True)
+        require_deterministic_kernels("cpu")
         progress = RunProgress(setup, transport, job)
         _run(setup, job, progress)
     except Paused:

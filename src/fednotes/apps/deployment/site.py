@@ -72,6 +72,7 @@ from fednotes.core.parsing import read_json_table
 from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json
 from fednotes.core.tables import fingerprint_table
+from fednotes.core.tensors import require_deterministic_kernels
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import find_default_cache
 from fednotes.engines.answer_times import AnswerTimes
@@ -155,7 +156,7 @@ def _load_notes(job: Job, file: SiteFile) -> Any:
     algorithms, for the whole process.
     """
     torch.set_num_threads(file.threads or job.threads)
-    torch.use_deterministic_algorithms(file.device == "cpu")
+    require_deterministic_kernels(file.device)
     loaded = load_site_data(job, cache=file.cache)
     for message in loaded.messages:
         logger.info("%s", message)

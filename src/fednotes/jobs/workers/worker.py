@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fednotes.core.messages import Request
+from fednotes.core.tensors import require_deterministic_kernels
 from fednotes.engines.carried import make_reply, read_values
 from fednotes.engines.remote_programs import SiteHolder
 from fednotes.engines.rounds import RoundResult
@@ -105,7 +106,7 @@ class Worker:
         job = parse_job(values["table"], values["name"], folder, values["name"])
         device = str(values["device"])
         torch.set_num_threads(job.threads)
-        torch.use_deterministic_algorithms(device == "cpu")
+        require_deterministic_kernels(device)
         sites, _, parts = prepare(job)
         self._open = _OpenJob(job, device, sites, {part.name: part for part in parts})
         return digest_data(job, sites.data)
