@@ -295,6 +295,30 @@ def test_gradients_per_sentence_equal_those_of_a_loop(bart: Path) -> None:
         assert not model.gradients(complete, order)[1].any()
 
 
+def test_only_sentences_with_a_target_take_a_second_backward_pass(
+    bart: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(bart)
+    corpus = model.annotate(model.prepare(documents()), documents(), {"ADE"})
+    order = [2, 0, 1, 4]
+    with_target = int((model.losses(corpus, order).target > 0).sum())
+    assert 0 < with_target < len(order)
+
+    rows_of_passes = []
+    compute_gradients = torch.autograd.grad
+
+    def record_rows(
+        loss: torch.Tensor, leaves: Sequence[torch.Tensor], **options: Any
+    ) -> Any:
+        rows_of_passes.append(len(leaves[0]))
+        return compute_gradients(loss, leaves, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", record_rows)
+    model.gradients(corpus, order)
+    without_target = len(order) - with_target
+    assert sorted(rows_of_passes) == sorted([with_target, with_target, without_target])
+
+
 def test_states_are_means_over_sub_words(model: PromptBart) -> None:
     """Means over sub-words, decoder states and their scores; the loss follows from
     them."""

@@ -628,31 +628,52 @@ class PromptBart(Model):
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of q, whose size is N_q · d; see `Model.gradients`.
 
-        Each sentence gets its own copy of every layer's prompt keys and values, after
-        the projections. One backward pass through the backbone gives the gradient with
-        respect to each copy, and one vector-Jacobian product maps these to q. The
-        target loss needs a second pass.
+        Sentences with a target loss are read apart from the others, because only they
+        need a second backward pass.
         """
         prepared = self.require_corpus(corpus)
         chosen = require_sentences(indices)
-        with evaluating(self):
-            parts = [part.detach() for pair in self.prompts() for part in pair]
-            leaves = [
-                part.expand(len(chosen), *part.shape).requires_grad_() for part in parts
-            ]
-            pairs = list(zip(leaves[::2], leaves[1::2], strict=True))
-            losses = self._compute_losses(prepared, chosen, pairs)
+        q = self.prompts.q
+        source = q.new_zeros(len(chosen), q.numel())
+        target = q.new_zeros(q.numel())
 
-        has_target = bool(losses.target.detach().any())
-        of_source = torch.autograd.grad(
-            losses.source.sum(), leaves, retain_graph=has_target
-        )
-        source = self.prompts.pull_back(of_source).flatten(1)
-        if not has_target:
-            return source, torch.zeros_like(source[0])
-        of_target = torch.autograd.grad(losses.target.sum(), leaves)
-        total = self.prompts.pull_back([p.sum(dim=0, keepdim=True) for p in of_target])
-        return source, total.flatten()
+        is_added = Targets.of(prepared, chosen, self.device).is_added
+        has_target = is_added.any(dim=1).cpu().numpy()
+        with evaluating(self):
+            for with_target in (True, False):
+                rows = np.flatnonzero(has_target == with_target)
+                if not len(rows):
+                    continue
+                losses, leaves = self._compute_losses_of_copies(prepared, chosen[rows])
+                of_source = torch.autograd.grad(
+                    losses.source.sum(), leaves, retain_graph=with_target
+                )
+                at = torch.from_numpy(rows).to(self.device)
+                source[at] = self.prompts.pull_back(of_source).flatten(1)
+                if with_target:
+                    of_target = torch.autograd.grad(losses.target.sum(), leaves)
+                    sums = [part.sum(dim=0, keepdim=True) for part in of_target]
+                    target = self.prompts.pull_back(sums).flatten()
+        return source, target
+
+    def _compute_losses_of_copies(
+        self, corpus: PointerCorpus, chosen: np.ndarray
+    ) -> tuple[Losses, list[Tensor]]:
+        """Compute `losses` with a copy of the prompts for each sentence.
+
+        One backward pass through the backbone then gives the gradient of each sentence
+        with respect to its copy, and one vector-Jacobian product maps these to q.
+
+        Returns:
+            The losses, and the copies of each layer's keys and values, after the
+            projections.
+        """
+        parts = [part.detach() for pair in self.prompts() for part in pair]
+        leaves = [
+            part.expand(len(chosen), *part.shape).requires_grad_() for part in parts
+        ]
+        pairs = list(zip(leaves[::2], leaves[1::2], strict=True))
+        return self._compute_losses(corpus, chosen, pairs), leaves
 
     def _predict(
         self, corpus: PointerCorpus, *, with_confidence: bool
