@@ -78,7 +78,6 @@ OWN_FILES = {
     "engines/history.py:_read_lines": _KIT,
     "engines/history.py:find_reply": _KIT,
     "engines/history.py:read_request": _KIT,
-    "jobs/metrics_file.py:append_entry": _RUN,
     "jobs/prediction_files.py:write_conll": _TEMPORARY,
     "jobs/show.py:show_job": _CHECKED,
     "jobs/workers/actor.py:read_processor": "a file of the system",
