@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tiny_jobs import TAGGER
+from tiny_models import save_bert
 from worker_runs import check_same_files, read_run
 
 from fednotes.cli.display import make_result_tables, make_seeds_tables
@@ -408,6 +409,42 @@ def test_the_terminal_and_the_report_show_the_models_at_left_out_sites(
     assert "left-out/west" not in (run / "metrics.jsonl").read_text()
 
 
+BERT_MODEL = {"train": "lora", "rank": 2}
+METHODS: dict[str, dict[str, Any]] = {
+    "distill": {
+        "model": TAGGER,
+        "training": {"rounds": 1, "weighting": False, "unannotated": "marginal"},
+    },
+    "adversarial": {
+        "model": TAGGER,
+        "training": {"rounds": 1, "unannotated": "outside"},
+    },
+    "finetune": {"training": {"cycles": 1}},
+    "personal": {"training": {"cycles": 1}},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sites_can_be_left_out_with_every_method_for_mentions(
+    method: str, folder: Path, tmp_path: Path
+) -> None:
+    tables = METHODS[method]
+    if "model" not in tables:
+        pytest.importorskip("transformers")
+        bert = save_bert(tmp_path / "bert", max_position_embeddings=512)
+        tables = {**tables, "model": {"encoder": str(bert), **BERT_MODEL}}
+    few = {"sentences": [4], "steps": 2}
+    changes = {"method": method, "conditions": ["left-out"], "left_out": few}
+    job = make_job(folder, **changes, **tables)
+    result = simulate(job, tmp_path / "run")
+    assert list(result.left_out) == list(NAMES)
+    for models in result.left_out.values():
+        assert {"federated", "pooled", "fine-tuned on 4"} <= models.keys()
+    compared = compare(tmp_path / "run", condition="left-out", samples=5)
+    for site, test in compared.tests.items():
+        assert test.f1_a == result.sites[site]["left-out"]["strict"]["f1"]
+
+
 # ---- refusals ------------------------------------------------------------------------
 
 
@@ -432,6 +469,12 @@ def test_sites_without_a_common_type_are_refused(tmp_path: Path) -> None:
         ConfigError, match=r"no site can be left out: north .* label_map"
     ):
         prepare(make_job(tmp_path))
+
+
+def test_a_secure_sum_needs_three_sites_beside_the_left_out_one(folder: Path) -> None:
+    job = make_job(folder, federation={"secure_sum": True})
+    with pytest.raises(ConfigError, match=r"left-out/north: 2 sites are left"):
+        prepare(job)
 
 
 def test_a_check_does_not_miss_test_data_of_files_that_are_missing(

@@ -21,6 +21,7 @@ from fednotes.jobs.job import Job, Progress, Sites, load_sites
 from fednotes.jobs.left_out_sites import choose_left_out_sites
 from fednotes.jobs.results import LEFT_OUT, OWN_MIX
 from fednotes.methods.base import Method
+from fednotes.privacy.secure_sum import FEWEST_SITES
 from fednotes.training.site_sampling import (
     count_drawn_sites,
     remove_sampling,
@@ -176,6 +177,11 @@ def _list_parts_without(job: Job, sites: Sites, site: str) -> Iterator[Part]:
     """
     method = job.module
     others = tuple(each for each in sites.data if each.id != site)
+    if job.federation.secure_sum and len(others) < FEWEST_SITES:
+        raise ConfigError(
+            f"{len(others)} sites are left, and the secure sum needs {FEWEST_SITES}: "
+            "set secure_sum = false in [federation], or give more sites"
+        )
     complete = None
     if sites.complete is not None:
         complete = tuple(each for each in sites.complete if each.id != site)
