@@ -1,12 +1,12 @@
-"""Speed and memory of dictionary matching with 1 million terms, beside a plain loop.
+"""Speed and memory of dictionary matching with 1 million terms; a plain loop's speed.
 
     python benchmarks/concepts.py [--terms 1000000] [--characters 4000000]
 
-Terms of one to six words and texts are drawn from the same made-up vocabulary (Zipf),
-so that about one text word in five is part of a mention. The plain program keeps a dict
-of n-grams and, at each word, tries the longest n-gram first; both must give the same
-bags. Memory is the process's peak after building, of the matcher alone. "with context"
-drops negated, family and hypothetical mentions.
+Terms of one to six words, and texts, are drawn from the same invented vocabulary (by
+Zipf's law), so that about one word in five is part of a mention. The plain program keeps
+a dict of n-grams and tries the longest n-gram first at each word. Both must return the
+same bags. Memory is the process's peak after the matcher was built. "with context" drops
+negated, family and hypothetical mentions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST = 6
 
 
 def vocabulary(size: int, rng: np.random.Generator) -> list[str]:
-    """Made-up words, frequent ones first."""
+    """Return invented words, frequent ones first."""
     parts = [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"]
     words: dict[str, None] = {}
     while len(words) < size:
@@ -40,13 +40,13 @@ def vocabulary(size: int, rng: np.random.Generator) -> list[str]:
 
 
 def draw_words(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
-    """Words by Zipf's law, roughly."""
+    """Draw words approximately by Zipf's law."""
     at = (len(words) ** rng.random(count) - 1).astype(np.int64)
     return [words[i] for i in at.tolist()]
 
 
 def dictionary(terms: int, words: list[str], rng: np.random.Generator) -> Dictionary:
-    """Distinct terms; four terms a concept."""
+    """Return a dictionary of different terms, with four terms for each concept."""
     phrases: dict[str, None] = {}
     while len(phrases) < terms:
         pool = draw_words(words, 400_000, rng)
@@ -58,7 +58,7 @@ def dictionary(terms: int, words: list[str], rng: np.random.Generator) -> Dictio
 
 
 def texts(characters: int, words: list[str], rng: np.random.Generator) -> list[str]:
-    """Notes of about 2,000 characters; four words in five are in no term."""
+    """Return notes of about 2,000 characters; four of five words occur in no term."""
     unknown_words = [f"{word}x" for word in words]
     notes, total = [], 0
     while total < characters:
@@ -77,7 +77,7 @@ def texts(characters: int, words: list[str], rng: np.random.Generator) -> list[s
 
 
 class Plain:
-    """Longest match by a dict of n-grams."""
+    """A plain matcher, which takes the longest match from a dict of n-grams."""
 
     def __init__(self, terms_given: Dictionary) -> None:
         self.terms: dict[str, set[int]] = {}
@@ -88,6 +88,7 @@ class Plain:
             self.terms.setdefault(key, set()).update(terms_given.get_concepts(at))
 
     def make_bag(self, notes: list[str]) -> list[int]:
+        """Return the concepts in notes."""
         bag: list[int] = []
         for text in notes:
             words, at = list(map(make_singular, split_into_words(text))), 0
@@ -104,7 +105,7 @@ class Plain:
 
 
 def peak() -> float:
-    """The process's peak memory so far, GB."""
+    """Return the process's peak memory so far, in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 

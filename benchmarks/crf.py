@@ -1,16 +1,16 @@
-"""The CRF beside pytorch-crf and plain C, on one thread, in float32.
+"""Speed of the CRF, pytorch-crf and plain C on one thread, in float32.
 
     python benchmarks/crf.py [--runs 7] [--repeats 60]
 
 The benchmark measures the loss with its gradient, and decoding, for batches of 32
 sentences of 40 and 128 tokens, with 11 tags. All programs get the same parameters, and
-losses, gradients and best sequences are compared before anything is timed. All are timed
-in turns, by the thread's CPU time, which other programs affect little. The time of a run
-is the median of its repeats; a ratio is the median over the runs.
+losses, gradients and best sequences are compared before anything is timed. They are
+timed in turns, by the thread's CPU time, which other programs hardly affect. The time of
+a run is the median of its repeats; a ratio is the median over the runs.
 
 The C program is a plain forward-backward algorithm in double precision
 (helpers/forward_backward.c), compiled by `cc -O3 -march=native` and called without
-autograd. If there is no `cc`, a line says that it was skipped.
+autograd. Without `cc`, it is skipped, which a line says.
 
 Goals of the loss with gradient (goals.toml):
 
@@ -46,7 +46,7 @@ C_SOURCE = Path(__file__).parent / "helpers" / "forward_backward.c"
 
 
 class Problem:
-    """A batch of sentences, and our CRF and pytorch-crf's with equal parameters."""
+    """A batch of sentences, with our CRF and that of pytorch-crf with equal parameters."""
 
     def __init__(self, tokens: int, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -77,7 +77,7 @@ class Problem:
         return self.theirs.decode(self.x, mask=self.mask)
 
     def take_gradients(self) -> list[Tensor]:
-        """Return the gradients of emissions, start, transitions and end; forget them."""
+        """Return the gradients of emissions, start, transitions and end, and reset them."""
         ours, theirs = self.ours, self.theirs
         of_ours = (ours.start, ours.transitions, ours.end)
         of_theirs = (
@@ -132,6 +132,7 @@ def compile_c(folder: Path) -> ctypes.CDLL | None:
 
 
 def require_equal_results(problem: Problem, in_c: CProgram | None) -> None:
+    """Raise AssertionError unless all programs agree."""
     ours = [problem.our_loss(), *problem.take_gradients()]
     others = [[problem.their_loss(), *problem.take_gradients()]]
     if in_c is not None:
@@ -145,8 +146,10 @@ def require_equal_results(problem: Problem, in_c: CProgram | None) -> None:
 def time_in_turns(
     functions: dict[str, Callable[[], object]], repeats: int
 ) -> dict[str, float]:
-    """Return median seconds of each, timed alternately so that a busy machine slows down
-    all."""
+    """Return the median seconds of each function.
+
+    They are called in turns, so that other load on the machine affects all of them.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():
@@ -159,7 +162,7 @@ def time_in_turns(
 def measure(
     task: str, functions: dict[str, Callable[[], object]], runs: int, repeats: int
 ) -> dict[tuple[str, str], float]:
-    """Print the times of a task; return its ratios, (task, other program) to median."""
+    """Print the times of a task; return the median ratio by (task, other program)."""
     times = [time_in_turns(functions, repeats) for _ in range(runs)]
     for name in functions:
         milliseconds = [run[name] * 1e3 for run in times]

@@ -1,4 +1,4 @@
-"""The cost of exchanges between real sites (NVIDIA FLARE on loopback), beside one process.
+"""The cost of exchanges between real sites (NVIDIA FLARE on loopback).
 
     python benchmarks/deployed.py [--megabytes 0.1 5 120] [--exchanges 5] [--steps 40]
 
@@ -17,7 +17,7 @@ shows the cost of an exchange alone:
     wire        bytes that cross one site's connection, both ways, relative to its tensors' bytes;
                 a relay counts them in a separate run, without acknowledgements of TCP
 
-The benchmark removes its processes and its folder, however it ends.
+The benchmark always ends its processes and removes its folder.
 
 On loopback, every frame also passes between the two processes of each machine; no
 network is involved in that.
@@ -70,7 +70,7 @@ ADMIN = "admin@fednotes.org"
 
 
 class Member:
-    """A site with random rows; `step` trains a matrix on them."""
+    """A site that trains a matrix on random rows."""
 
     tasks: ClassVar[frozenset[str]] = frozenset({"step"})
 
@@ -85,7 +85,7 @@ class Member:
         return self._id
 
     def step(self, tensors: Tensors, *, steps: int) -> Update:
-        """`steps` mini-batches of gradient descent; with none, what came goes back."""
+        """Take steps of gradient descent; with none, return the tensors that came."""
         x = tensors["x"].clone()
         weight = x[: x.numel() // WIDTH * WIDTH].view(WIDTH, -1)
         for _ in range(steps):
@@ -100,7 +100,7 @@ class Member:
 
 
 def method(federation: Federation, nbytes: int, rounds: int, steps: int) -> list[float]:
-    """Average what the sites return; seconds of each round."""
+    """Average the sites' updates in each round; return the seconds of each round."""
     x = torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(0))
     seconds = []
     for turn in federation.rounds(0, rounds):
@@ -112,21 +112,22 @@ def method(federation: Federation, nbytes: int, rounds: int, steps: int) -> list
 
 
 def memory(pid: int | str = "self") -> tuple[int, int]:
-    """Bytes that a process holds, and the most that it held."""
+    """Return the bytes of memory that a process holds, and the most that it has held."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = {key: value for key, _, value in (line.partition(":") for line in lines)}
     return tuple(int(status[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))  # type: ignore
 
 
 def forget_peak(pid: int | str = "self") -> None:
+    """Reset the peak of a process's memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-# what the processes of a job run
+# ---- the code that the processes of a job run ----------------------------------------
 
 
 def server_main(setup: Setup, transport: Any) -> None:
-    """One case at the server."""
+    """Run a case at the server, as the job's process calls it."""
     case, patience = setup.job, Patience(min_sites=len(SITES), timeout=300, give_up=300)
     engine = Deployed(
         transport, SITES, setup.state / "server", job=setup.run, patience=patience
@@ -141,7 +142,7 @@ def server_main(setup: Setup, transport: Any) -> None:
 
 
 class Measured:
-    """A site's host that tells its peak of memory."""
+    """A site's host that reports the peak of its memory."""
 
     def __init__(self, setup: Setup) -> None:
         site = setup.site
@@ -161,14 +162,15 @@ class Measured:
 
 
 def site_main(setup: Setup) -> Measured:
+    """Return a site's host, as the job's process calls it."""
     return Measured(setup)
 
 
-# the network
+# ---- the network ---------------------------------------------------------------------
 
 
 class Relay:
-    """A port that leads to another; counts what passes."""
+    """A port that forwards to another one and counts the bytes."""
 
     def __init__(self, to: int) -> None:
         self._to, self.nbytes = to, 0
@@ -197,6 +199,7 @@ class Relay:
 
 
 def start(kit: Path) -> None:
+    """Start the processes of a kit."""
     script = Path(__file__).resolve()
     variables = {
         launch.SERVER_MAIN: f"{script.stem}:server_main",
@@ -209,7 +212,7 @@ def start(kit: Path) -> None:
 
 @contextmanager
 def network(base: Path) -> Iterator[tuple[dict[str, Path], int]]:
-    """The kits of a running network, and the server's port; its processes end here."""
+    """Yield the kits of a running network and the server's port; then end its processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -241,7 +244,7 @@ with connecting_to_server(Path(sys.argv[1]), sys.argv[2], 30) as server:
 def run(
     kits: Mapping[str, Path], name: str, nbytes: int, rounds: int, steps: int
 ) -> list[Any]:
-    """One case as a job: seconds of its rounds, and peaks of memory in bytes."""
+    """Run a case as a job; return the seconds of its rounds, and peaks of memory in bytes."""
     base = kits["server"].parents[1]
     case = {"nbytes": nbytes, "rounds": rounds, "steps": steps}
     folder = kit_files.write_job_folder(
@@ -284,10 +287,10 @@ def run(
 def through(
     kits: Mapping[str, Path], port: int, sizes: Sequence[int]
 ) -> dict[int, float]:
-    """Bytes on h1's connection over its tensors' bytes, with a relay before the server."""
+    """Return the bytes on h1's connection divided by those of its tensors, by size."""
     relay, per_byte = Relay(port), {}
     processes.stop(kits["h1"], patience=5)
-    path = kits["h1"] / kit_files.KIT_FILE  # each start writes NVFlare's files from it
+    path = kits["h1"] / kit_files.KIT_FILE  # NVFlare's files are written from it
     path.write_text(json.dumps({**json.loads(path.read_text()), "port": relay.port}))
     start(kits["h1"])
     for nbytes in sizes:
@@ -303,18 +306,19 @@ def through(
 def run_counted(
     kits: Mapping[str, Path], relay: Relay, nbytes: int, rounds: int, name: str
 ) -> int:
+    """Run a case; return the bytes that the relay forwarded."""
     before = relay.nbytes
     run(kits, name, nbytes, rounds, 0)
     return relay.nbytes - before
 
 
 def alone(nbytes: int, rounds: int, steps: int) -> list[float]:
-    """The same in this process."""
+    """Run a case with the in-process engine; return the seconds of its rounds."""
     return method(InProcess([Member(site) for site in SITES]), nbytes, rounds, steps)
 
 
 class Direct:
-    """A transport without a network: hosts in this process, one after the other."""
+    """A transport without a network: the hosts answer in this process, one by one."""
 
     def __init__(self, hosts: Mapping[str, SiteHost]) -> None:
         self._hosts = hosts
@@ -327,7 +331,10 @@ class Direct:
 
 
 def handed_over(base: Path, nbytes: int, rounds: int, steps: int) -> list[float]:
-    """The same with the engine of real sites in this process; leaves no file."""
+    """Run a case with the engine of real sites in this process; return the seconds of rounds.
+
+    It leaves no files.
+    """
     with tempfile.TemporaryDirectory(dir=base) as name:
         hosts = {
             site: SiteHost(
@@ -340,11 +347,12 @@ def handed_over(base: Path, nbytes: int, rounds: int, steps: int) -> list[float]
 
 
 def clock(task: Callable[[], list[float]], repeats: int = 3) -> float:
-    """Seconds of all rounds, the median of runs."""
+    """Return the seconds of all rounds, as the median over repeats."""
     return statistics.median(sum(task()) for _ in range(repeats))
 
 
 def table(kits: Mapping[str, Path], sizes: Sequence[int], exchanges: int) -> None:
+    """Print the table of the cost of exchanges."""
     print(
         f"{'':>10}{'seconds an exchange':>44}{'peak memory beyond the start, MB':>50}"
     )

@@ -1,4 +1,4 @@
-"""The cost of the in-process engine: `fedner.train` beside a hand-written loop.
+"""The cost of the in-process engine, compared with a hand-written loop of FedNER.
 
     python benchmarks/engine.py [--sentences 300] [--epochs 2] [--repeats 5]
 
@@ -12,8 +12,8 @@ measurement, and the shared layers at the end are compared.
 Both use one thread. Time is CPU time, because other users of a shared machine affect the
 wall clock. The two run in turns, round by round. The ratio compares whole runs, with
 their beginning and end, and is the median over repeats. glibc is told to keep freed
-memory; otherwise page faults, which take up to 5 % of the time, hit the two programs
-unequally.
+memory; otherwise, page faults take up to 5 % of the time, and not the same part in both
+programs.
 
 The models are CNN-CLSTM-CRF over 4,096 hashed words, and ELMoNER over 384 random frozen
 features. The sentences are those of PsyTAR, BC5CDR and NCBI disease in $FEDNOTES_CORPORA
@@ -59,14 +59,14 @@ MODELS: dict[str, TaggerConfig] = {
 
 @dataclass(frozen=True)
 class RandomEncoder:
-    """Stands for a frozen encoder: one layer of random features."""
+    """A replacement for a frozen encoder: one layer of random features."""
 
     fingerprint: str = "random"
     layers: int = 1
     dim: int = 384
 
     def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        """(sum of words, 1, dim) float16."""
+        """Return random features (words, 1, dim) of all words, in float16."""
         tokens = sum(len(words) for words in sentences)
         rng = np.random.default_rng(tokens)
         return rng.standard_normal((tokens, 1, self.dim), dtype=np.float32).astype(
@@ -75,7 +75,7 @@ class RandomEncoder:
 
 
 class ByHand:
-    """One platform of the hand-written loop."""
+    """A site of the hand-written loop."""
 
     def __init__(self, data: SiteData, config: fedner.Config) -> None:
         self.id, self.config = data.id, config
@@ -95,8 +95,10 @@ class ByHand:
         self.saved: list[Tensor] = []
 
     def gradients(self, shared: list[Tensor], share: int) -> float:
-        """One mini-batch: gradients into `.grad` of the shared parameters, a private
-        step."""
+        """Compute the gradients of a mini-batch, and take a step of the private layers.
+
+        The gradients are in `.grad` of the shared parameters. Returns the loss.
+        """
         epoch, position = divmod(self.step, -(-self.sentences // share))
         if position == 0:
             rng = rng_of(self.config.seed, "order", self.id, epoch)
@@ -114,7 +116,7 @@ class ByHand:
         return float(loss.detach())
 
     def keep(self, shared: list[Tensor]) -> None:
-        """The tagger after an epoch, as one that is kept for its validation F1."""
+        """Keep a copy of the tagger, as the engine does for its validation F1."""
         with torch.no_grad():
             for mine, received in zip(self.shared, shared, strict=True):
                 mine.copy_(received)
@@ -122,7 +124,7 @@ class ByHand:
 
 
 def by_hand(sites: list[ByHand], config: fedner.Config) -> Iterator[list[Tensor]]:
-    """Algorithm 1 in one function; yields the shared parameters after each round."""
+    """Run Algorithm 1 in one function; yield the shared parameters after each round."""
     start = tagger_module.build_tagger(
         config.model, config.tags, config.seed
     ).trainable()
@@ -153,7 +155,7 @@ def by_hand(sites: list[ByHand], config: fedner.Config) -> Iterator[list[Tensor]
 
 
 def compare(config: fedner.Config, data: list[SiteData]) -> tuple[float, float]:
-    """CPU seconds of the engine and of the hand-written loop, run in turns."""
+    """Return the CPU seconds of the engine and of the hand-written loop, run in turns."""
     members = [fedner.Site(site, config) for site in data]
     plain = [ByHand(site, config) for site in data]
     loop = by_hand(plain, config)
@@ -176,7 +178,7 @@ def compare(config: fedner.Config, data: list[SiteData]) -> tuple[float, float]:
 
 
 def sites(sentences: int) -> list[SiteData]:
-    """Three sites without held-out data."""
+    """Return three sites without held-out data."""
     root = os.environ.get("FEDNOTES_CORPORA")
     if not root:
         generated = generate(num_sites=3, sentences_per_site=sentences, seed=1)
@@ -195,7 +197,10 @@ def sites(sentences: int) -> list[SiteData]:
 
 
 def keep_freed_memory() -> None:
-    """mallopt: M_TRIM_THRESHOLD and M_MMAP_THRESHOLD at 1 GiB, M_TOP_PAD at 256 MiB."""
+    """Have glibc keep freed memory.
+
+    This sets M_TRIM_THRESHOLD and M_MMAP_THRESHOLD to 1 GiB, and M_TOP_PAD to 256 MiB.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         for option, value in ((-1, 2**30), (-3, 2**30), (-2, 2**28)):

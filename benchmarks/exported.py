@@ -1,10 +1,10 @@
-"""F1 and speed of an exported model, with and without 8-bit weights, beside `predict`.
+"""F1 and speed of a model and of its exports, with and without 8-bit weights.
 
     python benchmarks/exported.py [--model FOLDER --notes ANNOTATED]
 
 The program that reads the export is the one in docs/use.md: one sentence at a time, on
 one thread. Without --model, an untrained tagger of the paper's size reads generated
-notes; F1 then says nothing.
+notes; F1 has no meaning then.
 
 A token classifier is also read by transformers' pipeline, with two ways of joining
 sub-words.
@@ -39,7 +39,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "use.md"
 
 
 def program(folder: Path) -> Any:
-    """The page's program with a folder of it opened, on one thread."""
+    """Return the program of the page with a folder opened, on one thread."""
     import onnxruntime
 
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
@@ -52,7 +52,7 @@ def program(folder: Path) -> Any:
 
 
 def annotate_all(finder: Any, documents: Sequence[Document]) -> list[Document]:
-    """The documents with what the program finds."""
+    """Return documents with the mentions that a program finds."""
     return [
         replace(
             document,
@@ -69,7 +69,7 @@ def annotate_all(finder: Any, documents: Sequence[Document]) -> list[Document]:
 def piped(
     folder: Path, aggregation: str
 ) -> Callable[[str], list[tuple[int, int, str]]]:
-    """transformers' pipeline of a folder, called as the page's program."""
+    """Return transformers' pipeline of a folder, which is called like the page's program."""
     import transformers
 
     pipe = transformers.pipeline(
@@ -81,7 +81,7 @@ def piped(
 def report_speed(
     name: str, documents: Sequence[Document], work: Callable[[], Any]
 ) -> float:
-    """Sentences a second."""
+    """Print F1 and speed; return the sentences per second."""
     sentences = sum(len(split_sentences(document)) for document in documents)
     work()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Frozen features: a batch read from the cache, beside the same batch encoded on the fly.
+"""Time to get a batch of frozen features: read from the cache, or encoded again.
 
     python benchmarks/features.py                 the packaged MiniLM
     python benchmarks/features.py --elmo          ELMo at its published size, random weights
@@ -71,8 +71,10 @@ COMMON = (
 
 
 def corpus(sentences: int) -> tuple[list[Passage], np.ndarray]:
-    """Sentences and the bounds of their tokens; half of the tokens are long clinical
-    words."""
+    """Return sentences and the bounds of their tokens.
+
+    Half of the tokens are long clinical words.
+    """
     rng = np.random.default_rng(0)
     forms = (*COMMON, *(stem + ending for stem in STEMS for ending in ENDINGS))
     lengths = rng.integers(8, 41, sentences)
@@ -85,7 +87,7 @@ def corpus(sentences: int) -> tuple[list[Passage], np.ndarray]:
 
 
 def write_elmo(directory: Path) -> None:
-    """Random weights in the published layout and size (375 MB)."""
+    """Write an ELMo with random weights in its published layout and size (375 MB)."""
     import h5py
 
     filters = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
@@ -129,7 +131,7 @@ def write_elmo(directory: Path) -> None:
 
 
 def gather(features: np.ndarray, bounds: np.ndarray, batch: np.ndarray) -> torch.Tensor:
-    """Padded float32 features of a batch: (batch, tokens, layers, dim)."""
+    """Return padded float32 features of a batch: (batch, tokens, layers, dim)."""
     lengths = bounds[batch + 1] - bounds[batch]
     positions = np.arange(lengths.max())
     inside = positions < lengths[:, None]  # (batch, tokens)
@@ -142,7 +144,7 @@ def gather(features: np.ndarray, bounds: np.ndarray, batch: np.ndarray) -> torch
 def median_seconds(
     run: Callable[[np.ndarray], object], batches: list[np.ndarray]
 ) -> float:
-    """The first batch warms up and does not count."""
+    """Return the median seconds of a batch; the first one warms up and is left out."""
     seconds = []
     for batch in batches:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Seconds and memory of simulated rounds, beside Flower's simulation of the same job.
+"""Seconds and memory of simulated rounds in fednotes and in Flower.
 
     python benchmarks/flower.py --flower PYTHON [--sites 3 30 300 1000] [--rounds 3]
 
@@ -17,8 +17,8 @@ keeps the sites that it has prepared: this takes memory, but preparing them agai
 round would take more time. fednotes runs all sites in one process. Each process computes
 on one thread.
 
-Seconds are wall-clock seconds of the rounds after the first one: use a machine without
-other work. Memory is the largest sum over all processes of a run, including those that
+Seconds are wall-clock seconds of the rounds after the first one, so use an idle machine.
+Memory is the largest sum over all processes of a run, including those that
 Ray starts; memory that processes share counts once.
 """
 

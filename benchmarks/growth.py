@@ -1,4 +1,4 @@
-"""How seconds and memory grow with the size of the work.
+"""Growth of seconds and memory with the size of the work.
 
     python benchmarks/growth.py [CASE ...] [--quick] [--json FILE]
 
@@ -210,7 +210,7 @@ CASES = {
     "parameters": Case(
         add_parameters,
         float,
-        # Smaller ones fit into a processor's cache.
+        # Smaller sizes fit into a processor's cache.
         (16 * 10**6, 32 * 10**6, 64 * 10**6),
         (16 * 10**6, 32 * 10**6),
     ),

@@ -1,4 +1,4 @@
-"""Strict F1 and speed of the light tagger `hash-cnn`, beside spaCy's recogniser.
+"""Strict F1 and speed of the light tagger `hash-cnn` and of spaCy's recogniser.
 
     python benchmarks/light_tagger.py [--corpora ncbi_disease bc5cdr] [--train 800]
         [--seeds 1 2 3 4 5]
@@ -228,7 +228,7 @@ def measure(finders: dict[str, Finder], texts: Texts, repeats: int) -> dict[str,
         for name, find in finders.items():
             start = time.process_time()
             list(find(texts))
-            if repeat:  # the first one warms up
+            if repeat:  # the first repeat warms up
                 speeds[name].append(len(texts) / (time.process_time() - start))
     return {name: statistics.median(values) for name, values in speeds.items()}
 

@@ -1,4 +1,4 @@
-"""A step of masked language modelling: logits at masked positions, beside all positions.
+"""A step of masked language modelling, with logits at masked or at all positions.
 
     python benchmarks/masked_positions.py                  the packaged MiniLM, 32 x 32 tokens
     python benchmarks/masked_positions.py --encoder PATH   any other encoder
@@ -7,7 +7,7 @@
 A step is forward, backward and AdamW on random words, 15 % of them masked, on one
 thread. "Everywhere" is the library's own model with `labels=`, on the same parameters.
 The benchmark prints the shortest time of each, the difference of the losses (without
-dropout), and in the last line the ratio.
+dropout), and their ratio in the last line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fednotes.encoders.packing import Masked, Sequences, mask
 
 
 def batch(model: LanguageModel, rows: int, tokens: int) -> tuple[Sequences, Masked]:
-    """Sequences of random words, all of one length."""
+    """Return sequences of random words that have the same length, and their masks."""
     rng = np.random.default_rng(0)
     words = np.setdiff1d(np.arange(model.vocabulary), model.specials.all)
     ids = rng.choice(words, (rows, tokens))
@@ -39,19 +39,21 @@ def batch(model: LanguageModel, rows: int, tokens: int) -> tuple[Sequences, Mask
 
 
 def best_seconds(steps: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Fastest run of each, taken in turn so that a busy machine slows all of them
-    alike."""
+    """Return the shortest time of each function.
+
+    They are called in turns, so that other load on the machine affects all of them.
+    """
     seconds = [[] for _ in steps]  # type: list[list[float]]
     for _ in range(repeats + 1):
         for step, times in zip(steps, seconds, strict=True):
             start = time.perf_counter()
             step()
             times.append(time.perf_counter() - start)
-    return [min(times[1:]) for times in seconds]  # the first warms up
+    return [min(times[1:]) for times in seconds]  # the first call warms up
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="logits at masked positions alone")
+    parser = argparse.ArgumentParser(description="logits at masked positions only")
     parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32)

@@ -1,8 +1,8 @@
-"""Time of the span evaluator on 100,000 sentences, beside seqeval's.
+"""Time of the span evaluator and of seqeval on 100,000 sentences.
 
     python benchmarks/metrics.py [--sentences 100000]
 
-Both give strict scores by type on the same random corpus. seqeval starts from tag
+Both compute strict scores by type on the same random corpus. seqeval starts from tag
 lists, fednotes from documents (what a tagger returns); "with tags" adds the time of a
 plain loop that turns the tag lists into documents. fednotes computes micro and macro
 scores, both relaxed definitions and unseen forms in the same call.
@@ -25,8 +25,10 @@ Tags = list[list[str]]
 
 
 def random_tags(sentences: int, seed: int = 0) -> tuple[Tags, Tags]:
-    """Gold tags (about 1.5 mentions in 20 tokens) and predictions with one tag in
-    twelve wrong."""
+    """Return gold tags and predicted tags, of which one in twelve is wrong.
+
+    There are about 1.5 mentions in 20 tokens.
+    """
     rng = np.random.default_rng(seed)
     types = ("ADR", "Chemical", "Disease", "Drug")
     gold, predicted = [], []
@@ -45,14 +47,14 @@ def random_tags(sentences: int, seed: int = 0) -> tuple[Tags, Tags]:
 
 
 def documents(tags: Tags) -> list[Document]:
-    """A document a sentence: token i is the characters 5i:5i+4."""
+    """Return a document for each sentence; token i has the characters 5i to 5i + 4."""
     return [
         Document(str(n), "word " * len(row), spans(row)) for n, row in enumerate(tags)
     ]
 
 
 def spans(tags: Sequence[str]) -> tuple[Span, ...]:
-    """The mentions of one sentence; an I- that continues nothing begins one."""
+    """Return the mentions of a sentence; an I- tag without a beginning starts a mention."""
     runs, begin, kind = [], 0, ""
     for i, tag in enumerate([*tags, "O"]):
         if kind and tag != f"I-{kind}":
@@ -64,7 +66,7 @@ def spans(tags: Sequence[str]) -> tuple[Span, ...]:
 
 
 def timed(run: Callable[[], Any], repeats: int) -> tuple[float, Any]:
-    """The best time of some repeats (seconds), and the result."""
+    """Return the shortest time of some repeats, in seconds, and the result."""
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()

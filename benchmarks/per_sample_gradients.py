@@ -1,14 +1,15 @@
-"""Per-sentence gradients of the prompts q in one backward pass, beside the paper's loop.
+"""Per-sentence gradients of the prompts q, in one backward pass and in the paper's loop.
 
     python benchmarks/per_sample_gradients.py [--base] [--threads 1]
 
 There are three batches of 32, grouped by length as in training, from 512 sentences of 6
 to 30 words with up to four entities; the site annotates three of the five types. The
 model is a random BART with 6 + 2 layers of width 384, the shape that `tools/graft.py`
-makes from MiniLM; with --base, also measure a model of bart-base's size. First, the results of both
-are compared in float64 (each sentence's source gradient and the batch's target
-gradient). Then they are timed in turns, in float32; times are medians of CPU seconds. The
-loop computes both gradients of one sentence after another, as Algorithm 2 does.
+makes from MiniLM; with --base, a model of bart-base's size is measured, too. First, the
+results of both are compared in float64 (each sentence's source gradient and the batch's
+target gradient). Then they are timed in turns, in float32; times are medians of CPU
+seconds. The loop computes both gradients of one sentence after another, as Algorithm 2
+does.
 
 Expected: 2.3 times as fast for the smaller model. Most of the time is matrix products, and
 about half of the sentences have a target, which costs a second backward pass.
@@ -46,7 +47,7 @@ hypertension diabetes aspirin metformin insulin warfarin heparin rash cough dizz
 
 
 def build(folder: Path, width: int, decoder: int, vocabulary: int) -> PromptBart:
-    """A random BART with prompts: 6 encoder layers, `decoder` decoder layers."""
+    """Return a random BART with prompts, 6 encoder layers and `decoder` decoder layers."""
     words = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
     tokenizer = transformers.BertTokenizerFast(
         vocab={word: i for i, word in enumerate(words)},
@@ -75,7 +76,7 @@ def build(folder: Path, width: int, decoder: int, vocabulary: int) -> PromptBart
 
 
 def documents(rng: np.random.Generator) -> list[Document]:
-    """One sentence each; every third has no entity."""
+    """Return documents of one sentence each; every third has no entity."""
     notes = []
     for number in range(SENTENCES):
         words = rng.choice(WORDS[5:], rng.integers(6, 31)).tolist()
@@ -94,7 +95,7 @@ def documents(rng: np.random.Generator) -> list[Document]:
 def loop(
     model: PromptBart, corpus: PointerCorpus, batch: np.ndarray
 ) -> tuple[Tensor, Tensor]:
-    """What `gradients` returns, one sentence after the other."""
+    """Return the same as `gradients`, computed for one sentence after another."""
     q = model.trainable()[model.transfer]
     rows, total = [], q.new_zeros(q.numel())
     for sentence in batch:
@@ -110,7 +111,10 @@ def loop(
 def in_turns(
     first: Callable[[], object], second: Callable[[], object], repeats: int
 ) -> list[float]:
-    """Median CPU seconds of each, in turns so that a busy machine slows down both."""
+    """Return the median CPU seconds of both functions.
+
+    They are called in turns, so that other load on the machine affects both.
+    """
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
         for function, durations in zip((first, second), seconds, strict=True):
@@ -121,7 +125,7 @@ def in_turns(
 
 
 def compare(name: str, model: PromptBart, repeats: int) -> float:
-    """How many times faster one pass is, after a check that both agree."""
+    """Check that both programs agree; return how many times faster one pass is."""
     rng = np.random.default_rng(0)
     corpus = model.prepare(documents(rng))
     corpus = model.annotate(corpus, corpus.documents, KNOWN)

@@ -1,4 +1,4 @@
-"""Stage 1 of phenotyping at the paper's scale: an epoch at ten sites, beside padding.
+"""An epoch of stage 1 of phenotyping at the paper's scale, with and without padding.
 
     python benchmarks/phenotype.py                     44,211 patients, 174 codes, 10 sites
     python benchmarks/phenotype.py --vocabulary 100000 --batch 128
@@ -46,13 +46,13 @@ RATE = 1e-3
 
 
 def batches(patients: int, size: int, site: int) -> list[np.ndarray]:
-    """Rows of an epoch's batches, the same ones for both implementations."""
+    """Return the rows of each batch of an epoch; they are the same in both programs."""
     order = np.random.default_rng(site).permutation(patients)
     return np.array_split(order, -(-patients // size))
 
 
 def flat_epoch(sites: Sequence[Cohort], dan: Dan, size: int) -> dict[str, float]:
-    """A global cycle of the method itself, as a job runs it in the embedded engine."""
+    """Time a global cycle of the method, as a job runs it in the in-process engine."""
     rows = batches(len(sites[0]), size, 0)[0]
     first = float(dan.loss(sites[0].bags.take(rows), sites[0].labels[rows]).detach())
     patients = tuple(map(of_codes, sites))
@@ -72,7 +72,7 @@ def flat_epoch(sites: Sequence[Cohort], dan: Dan, size: int) -> dict[str, float]
 
 
 def of_codes(cohort: Cohort) -> SitePatients:
-    """A generated cohort as a site whose patients were billed these codes."""
+    """Return a generated cohort as a site; the patients' outputs are billed codes."""
     codes = {
         patient: frozenset(f"icd9:{at + 1:03d}" for at in np.flatnonzero(row == 1))
         for patient, row in zip(cohort.patients, cohort.labels, strict=True)
@@ -84,7 +84,7 @@ def of_codes(cohort: Cohort) -> SitePatients:
 
 
 class Padded(nn.Module):
-    """Embed, average under a mask, dense layer, outputs."""
+    """The network as one would write it first, with a mean under a mask."""
 
     def __init__(self, dan: Dan) -> None:
         super().__init__()
@@ -100,7 +100,12 @@ class Padded(nn.Module):
                 parameters[f"{name}.bias"].copy_(dan_parameters[f"{name}_bias"])
 
     def forward(self, concepts: Tensor, mask: Tensor) -> Tensor:
-        """(patients, longest), (patients, longest) → (patients, outputs)."""
+        """Return logits (patients, outputs).
+
+        Args:
+            concepts: (patients, longest).
+            mask: (patients, longest).
+        """
         total = (self.embedding(concepts) * mask[:, :, None]).sum(1)
         mean = total / mask.sum(1, keepdim=True).clamp(min=1)
         out: Tensor = self.output(torch.relu(self.hidden(mean)))
@@ -108,7 +113,7 @@ class Padded(nn.Module):
 
 
 def pad(bags: Bags, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """The bags of a batch, patient by patient, behind each the padding index."""
+    """Return the concepts of patients, padded to the longest one, and their mask."""
     lists = [
         torch.from_numpy(bags.concepts[bags.offsets[r] : bags.offsets[r + 1]])
         for r in rows
@@ -122,7 +127,10 @@ def pad(bags: Bags, rows: np.ndarray) -> tuple[Tensor, Tensor]:
 def padded_epoch(
     sites: Sequence[Cohort], dan: Dan, size: int, steps: int
 ) -> dict[str, float]:
-    """Some batches of a plain implementation; seconds of as many as an epoch has."""
+    """Train some batches of the padded network.
+
+    Returns the seconds that all batches of an epoch would take.
+    """
     model = Padded(dan)
     adam = torch.optim.Adam(model.parameters(), lr=RATE)
     every = [
@@ -144,7 +152,7 @@ def padded_epoch(
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """One implementation in this process; prints a line of JSON."""
+    """Measure one program in this process, and print a line of JSON."""
     torch.set_num_threads(arguments.threads)
     sites = generate(
         arguments.patients,
@@ -164,7 +172,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def peak() -> float:
-    """The process's largest resident size so far, in GB."""
+    """Return the process's largest resident size so far, in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 

@@ -1,4 +1,4 @@
-"""Sentences per second of `model.stream`, beside the same model one sentence at a time.
+"""Speed of `model.stream`, and of the same model with one sentence at a time.
 
     python benchmarks/predict.py [--train 800] [--repeats 3] [--no-encoder]
 
@@ -35,7 +35,7 @@ from fednotes.metrics.spans import SpanCounts
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 from scratch import scratch
 
-ONE_BY_ONE = 300  # test sentences that are read one at a time
+ONE_BY_ONE = 300  # number of test sentences that are read one at a time
 LIGHT = {
     "method": "fedner",
     "model": fn.job("demo").table["model"],
@@ -46,7 +46,7 @@ Found = Callable[[Sequence[str]], Iterable[Sequence[Span]]]
 
 
 def corpus(train: int) -> tuple[str, dict[str, tuple[Document, ...]]]:
-    """A name for the sentences, and the sentences of each part."""
+    """Return a name for the sentences, and the sentences of each part."""
     root = os.environ.get("FEDNOTES_CORPORA")
     if root:
         folder = Path(root) / "ncbi_disease"
@@ -76,7 +76,7 @@ def corpus(train: int) -> tuple[str, dict[str, tuple[Document, ...]]]:
 
 
 def trained(job: dict[str, Any], files: dict[str, str], out: Path) -> fn.MentionModel:
-    """The model of one site that trains alone."""
+    """Train one site alone; return its model."""
     table = job | {"seed": 1, "conditions": ["alone"], "sites": {"here": files}}
     fn.simulate(fn.job(table), out)
     model = fn.load(
@@ -87,7 +87,7 @@ def trained(job: dict[str, Any], files: dict[str, str], out: Path) -> fn.Mention
 
 
 def f1(gold: Sequence[Document], predicted_spans: Iterable[Sequence[Span]]) -> float:
-    """Strict, in percent."""
+    """Return the strict F1 in percent."""
     pairs = zip(gold, predicted_spans, strict=True)
     predicted = [
         replace(document, spans=tuple(sorted(spans))) for document, spans in pairs
@@ -111,9 +111,8 @@ def main() -> None:
     print(
         f"{name}: {len(parts['train'])} sentences to train, {len(texts)} to read, one thread"
     )
-    runs: dict[
-        str, tuple[Found, int]
-    ] = {}  # how it finds spans, and in how many sentences
+    # Name of a program → a function that finds mentions, and its number of sentences.
+    runs: dict[str, tuple[Found, int]] = {}
     with scratch() as path:
         files = {part: str(path / f"{part}.jsonl") for part in parts}
         for part, documents in parts.items():
@@ -147,20 +146,22 @@ def main() -> None:
 
 
 def ours(model: fn.MentionModel) -> Found:
+    """Return a function that finds mentions with `model.stream`."""
     return lambda texts: [document.spans for document in model.stream(texts, batch=256)]
 
 
 def size(model: Any) -> int:
+    """Return the number of trained parameters."""
     return sum(
         parameter.numel() for parameter in model.parameters() if parameter.requires_grad
     )
 
 
 def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
-    """The exported model, as transformers reads it."""
+    """Return a function that finds mentions with transformers' pipeline of the export."""
     from transformers import logging, pipeline
 
-    # Only this comparison needs an application, and all others run without it.
+    # Imported here, because the other comparisons run without this application.
     from fednotes.apps.serving.exports import export
 
     logging.disable_progress_bar()
@@ -183,14 +184,16 @@ def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
 def measured(
     runs: dict[str, tuple[Found, int]], texts: Sequence[str], repeats: int
 ) -> dict[str, float]:
-    """Sentences a second, the median; in turn, so that other load on the machine meets
-    all."""
+    """Return the median sentences per second of each program.
+
+    They run in turns, so that other load on the machine affects all of them.
+    """
     rates: dict[str, list[float]] = {label: [] for label in runs}
     for repeat in range(repeats + 1):
         for label, (find, count) in runs.items():
             start = time.perf_counter()
             list(find(texts[:count]))
-            if repeat:  # the first warms up
+            if repeat:  # the first repeat warms up
                 rates[label].append(count / (time.perf_counter() - start))
     return {label: statistics.median(durations) for label, durations in rates.items()}
 

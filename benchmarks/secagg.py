@@ -1,9 +1,9 @@
-"""Time and bytes of the secure sum of 5 million float32 numbers, beside the plain sum.
+"""Time and bytes of the secure sum of 5 million float32 numbers.
 
     python benchmarks/secagg.py [--parameters 5000000] [--sites 5] [--dropped 1]
 
 Times are those of one site's and of the server's own work on one thread, in an exchange
-as an engine runs it (with the keys and shares of the next exchange). The total is
+as an engine runs it, including the keys and shares of the next exchange. The total is
 compared with the plain sum. Bytes are all bytes that a site sends in an exchange
 (header, masked words and opened shares), relative to the float32 numbers, a weight and a
 metric. Expected: at most 2.1 times the bytes, and at most 1 s per site.
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Seconds spent by a party."""
+    """Measures the seconds that a party computes."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -40,6 +40,7 @@ class Clock:
     def __call__(
         self, function: Callable[..., T], *arguments: object, **options: object
     ) -> T:
+        """Call a function, and add its seconds."""
         begin = time.perf_counter()
         result = function(*arguments, **options)
         self.seconds += time.perf_counter() - begin
@@ -47,13 +48,13 @@ class Clock:
 
 
 def size(message: object) -> int:
-    """Bytes on a wire whose headers are JSON."""
+    """Return the bytes of a message whose header is JSON."""
     words = message.words.nbytes if isinstance(message, MaskedMessage) else 0
     return len(json.dumps(to_json_values(message, "words"))) + words
 
 
 def start(server: ServerChain, sites: dict[str, SiteChain]) -> None:
-    """Keys and shares of the first exchange."""
+    """Exchange the keys and shares of the first exchange."""
     now, number = server.start(), server.number
     for site in sites.values():
         now.add_keys(site.make_keys(number))
@@ -69,7 +70,11 @@ def exchange(
     updates: dict[str, Update],
     limits: dict[str, int],
 ) -> tuple[Total, dict[str, float], float, int]:
-    """Total, seconds of each site, seconds of the server, bytes that one site sent."""
+    """Run an exchange.
+
+    Returns the total, the seconds of each site, the seconds of the server, and the bytes
+    that one site sent.
+    """
     clocks, server_clock = {name: Clock() for name in updates}, Clock()
     boxes, number = server_clock(server.current.collect_boxes), server.number
     sent = 0
@@ -94,15 +99,17 @@ def exchange(
 
 
 def check(total: Total, plain: Total, updates: Sequence[Update]) -> float:
-    """The largest difference to the plain float64 sum, as a share of the largest sum."""
+    """Return the largest difference to the plain float64 sum, relative to the largest value."""
     if total.weight != plain.weight or dict(total.metrics) != dict(plain.metrics):
-        raise SystemExit("the secure sum has another weight or other counts")
+        raise SystemExit("error: the secure sum has a wrong weight or wrong counts")
     worst = 0.0
     for name, value in plain.tensors.items():
         scale = float(value.abs().max())
         worst = max(worst, float((total.tensors[name] - value).abs().max()) / scale)
     if worst > 1e-9:
-        raise SystemExit(f"the secure sum is off by {worst:.1e} of the largest value")
+        raise SystemExit(
+            f"error: the secure sum is wrong by {worst:.1e} of the largest value"
+        )
     return worst
 
 

@@ -1,4 +1,4 @@
-"""Many concurrent requests to `fednotes serve`, beside one at a time, and an overload.
+"""Speed of `fednotes serve`: one request at a time, many at once, and an overload.
 
     python benchmarks/serve.py [--model FOLDER] [--clients 50] [--seconds 10]
 
@@ -45,7 +45,14 @@ SENTENCES, NOTES, FLOOD, PATIENCE = 10, 64, 3, 120.0
 
 @dataclass
 class LoadTotals:
-    """What clients saw: seconds of what was predicted, and how many were answered how."""
+    """The results of a load.
+
+    Attributes:
+        seconds: Seconds until each prediction arrived.
+        codes: The number of answers by status code.
+        took: Seconds of the load.
+        cpu: Seconds that the server computed.
+    """
 
     seconds: list[float] = field(default_factory=list)
     codes: Counter[str] = field(default_factory=Counter)
@@ -54,12 +61,15 @@ class LoadTotals:
 
     @property
     def rate(self) -> float:
-        """Predictions a second."""
+        """Predictions per second."""
         return self.codes["200"] / self.took
 
     def row(self, name: str) -> str:
-        """Rate, median, 99th percentile and the server's part in milliseconds, and the
-        codes."""
+        """Return a row of the table.
+
+        It has the rate, the median, the 99th percentile and the server's CPU time in
+        milliseconds, and the codes.
+        """
         cuts = statistics.quantiles(self.seconds, n=100)
         codes = ", ".join(
             f"{code}: {number:,}" for code, number in sorted(self.codes.items())
@@ -70,6 +80,7 @@ class LoadTotals:
 
 
 def notes() -> list[str]:
+    """Return generated notes."""
     (site,) = generate(num_sites=1, sentences_per_site=SENTENCES * NOTES, seed=1)
     sentences = [document.text for document in site.data.train]
     return [" ".join(sentences[n::NOTES][:SENTENCES]) for n in range(NOTES)]
@@ -77,13 +88,13 @@ def notes() -> list[str]:
 
 @contextmanager
 def served(model: Path) -> Iterator[tuple[str, int]]:
-    """A running server's address and process."""
+    """Run a server; yield its address and the id of its process."""
     command = [sys.executable, "-m", "fednotes", "serve", str(model), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if "listening at " not in line:
-            raise SystemExit(f"the server did not start: {line}")
+            raise SystemExit(f"error: the server did not start: {line}")
         try:
             yield line.split("listening at ")[1].strip(), process.pid
         finally:
@@ -91,8 +102,10 @@ def served(model: Path) -> Iterator[tuple[str, int]]:
 
 
 async def ask(address: str, note: str, totals: LoadTotals) -> None:
-    """A request over a connection of its own: a library's pool would take more than the
-    server."""
+    """Send a request over a connection of its own.
+
+    The connection pool of a library would take more time than the server.
+    """
     host, _, port = address.removeprefix("http://").partition(":")
     body, begin = json.dumps({"text": note}).encode(), time.perf_counter()
     head = (
@@ -105,7 +118,7 @@ async def ask(address: str, note: str, totals: LoadTotals) -> None:
             writer.write(head.encode() + body)
             answer = await reader.read()
             writer.close()
-    except OSError as error:  # of which TimeoutError is one
+    except OSError as error:  # including TimeoutError
         totals.codes[type(error).__name__] += 1
         return
     code = (
@@ -119,10 +132,11 @@ async def ask(address: str, note: str, totals: LoadTotals) -> None:
 
 
 async def by_turns(address: str, clients: int, seconds: float) -> LoadTotals:
-    """Each asks again once it is answered."""
+    """Run clients, each of which sends the next request after an answer."""
     totals, texts, begin = LoadTotals(), cycle(notes()), time.perf_counter()
 
     async def send_notes() -> None:
+        """Be one of the clients."""
         while time.perf_counter() - begin < seconds:
             await ask(address, next(texts), totals)
 
@@ -132,7 +146,7 @@ async def by_turns(address: str, clients: int, seconds: float) -> LoadTotals:
 
 
 async def flood(address: str, rate: float, seconds: float) -> tuple[LoadTotals, int]:
-    """Requests at a rate, whoever is answered; and how many were sent."""
+    """Send requests at a rate without waiting for answers; also return their number."""
     totals, texts, begin = LoadTotals(), cycle(notes()), time.perf_counter()
     asking = []
     while (passed := time.perf_counter() - begin) < seconds:
@@ -145,7 +159,7 @@ async def flood(address: str, rate: float, seconds: float) -> tuple[LoadTotals, 
 
 
 def busy(pid: int) -> float:
-    """Seconds that a process has computed."""
+    """Return the CPU seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -153,7 +167,7 @@ def busy(pid: int) -> float:
 async def measure(
     address: str, pid: int, clients: int, seconds: float
 ) -> tuple[float, float]:
-    """Predictions a second, together and one at a time."""
+    """Measure all loads; return the predictions per second, together and one at a time."""
     await by_turns(address, 1, 1.0)
     heads = ("a second", "p50, ms", "p99, ms", "CPU, ms")
     print(f"{'':>14}{''.join(f'{head:>10}' for head in heads)}   answers")

@@ -1,4 +1,4 @@
-"""How seconds and memory of a simulated round grow with the number of sites.
+"""Growth of a simulated round's seconds and memory with the number of sites.
 
     python benchmarks/sites.py [--sites 3 30 300 1000] [--rounds 5] [--drawn N]
 
@@ -131,7 +131,7 @@ def measure(num_sites: int, rounds: int, drawn: int | None) -> Row:
     round_seconds = (last - first) / rounds
     task_seconds = (last_tasks - first_tasks) / rounds
     site = members[0]
-    # Gradients are not counted: only one site has them at a time.
+    # Gradients are not counted, because only one site has them at a time.
     state_bytes = nbytes(site.model.trainable()) + 2 * nbytes(site.private)
     return Row(
         sites=num_sites,

@@ -1,4 +1,4 @@
-"""Can the server tell from the times of answers which site has more notes?
+"""Whether the times of answers reveal to the server which site has more notes.
 
     python benchmarks/steady.py [--rounds 30] [--runs 6]
 
@@ -45,7 +45,12 @@ JOB = "steady"
 
 @dataclass
 class Watched:
-    """Hosts in this process; seconds: of each answer to "train", by site."""
+    """A transport to hosts in this process, which measures their answers.
+
+    Attributes:
+        hosts: The hosts by site.
+        seconds: Seconds of each answer to the task "train", by site.
+    """
 
     hosts: Mapping[str, SiteHost]
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -53,7 +58,7 @@ class Watched:
     def exchange(
         self, frames: Mapping[str, Frame], **options: Any
     ) -> Iterator[tuple[str, Frame]]:
-        """One site after the other."""
+        """Have the sites answer one after another."""
         for site, frame in frames.items():
             began = time.perf_counter()
             reply = self.hosts[site].handle(frame)
@@ -63,7 +68,7 @@ class Watched:
 
 
 def run(rounds: int, seed: int, steady: bool, folder: Path) -> dict[str, list[float]]:
-    """Seconds of each answer, by site, the smallest site first."""
+    """Return the seconds of each answer by site, the smallest site first."""
     generated = generate(num_sites=3, sentences_per_site=max(SIZES), seed=seed)
     data = [
         SiteData(

@@ -1,4 +1,4 @@
-"""A training step of the FedNER tagger, beside one written with torch and pytorch-crf.
+"""A training step of FedNER's tagger, and of one written with torch and pytorch-crf.
 
     python benchmarks/tagger.py [--steps 12] [--repeats 3]
 
@@ -42,14 +42,14 @@ BATCH, WORD_DIM, CONTEXT_DIM = 32, 300, 384
 
 @dataclass(frozen=True)
 class RandomEncoder:
-    """Stands for a frozen encoder: one layer of random features."""
+    """A replacement for a frozen encoder: one layer of random features."""
 
     fingerprint: str = "random"
     layers: int = 1
     dim: int = CONTEXT_DIM
 
     def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        """(sum of words, 1, dim) float16."""
+        """Return random features (words, 1, dim) of all words, in float16."""
         tokens = sum(len(words) for words in sentences)
         rng = np.random.default_rng(tokens)
         return rng.standard_normal((tokens, 1, self.dim), dtype=np.float32).astype(
@@ -97,7 +97,8 @@ class Plain(nn.Module):
             getattr(self.lstm, f"bias_ih_l0{end}").copy_(tagger.lstm.bias_l0[d])
             getattr(self.lstm, f"bias_hh_l0{end}").zero_()
         self.project.load_state_dict(tagger.crf.project.state_dict())
-        crf = tagger.crf.crf  # forbidden transitions: a score that makes them vanish
+        crf = tagger.crf.crf
+        # pytorch-crf forbids no transitions, so they get a very low score.
         self.crf.start_transitions.copy_(crf.start.masked_fill(~crf.start_mask, -1e4))
         self.crf.transitions.copy_(
             crf.transitions.masked_fill(~crf.transition_mask, -1e4)
@@ -105,7 +106,7 @@ class Plain(nn.Module):
         self.crf.end_transitions.copy_(crf.end)
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """Mean over the sentences of the negative log likelihood."""
+        """Return the mean negative log likelihood of the sentences."""
         characters, mask = batch["characters"], batch["mask"]  # (B, L, C), (B, L)
         embedded = self.characters(characters.flatten(0, 1)).transpose(1, 2)
         convolved = self.char_cnn(embedded)  # (B · L, filters, C)
@@ -126,7 +127,7 @@ class Plain(nn.Module):
 
 
 def plain_batch(prepared: TaggerCorpus, indices: np.ndarray) -> dict[str, Tensor]:
-    """Padded tensors of some sentences."""
+    """Return the padded tensors of some sentences."""
     encoded = prepared.encoded
     lengths = prepared.lengths[indices]
     step = np.arange(lengths.max())
@@ -148,7 +149,7 @@ def plain_batch(prepared: TaggerCorpus, indices: np.ndarray) -> dict[str, Tensor
 
 
 def corpus() -> tuple[str, tuple[Document, ...]]:
-    """A name for the sentences, and the sentences."""
+    """Return a name for the sentences, and the sentences."""
     root = os.environ.get("FEDNOTES_CORPORA")
     if root:
         return "PsyTAR", read(Path(root) / "psytar" / "train.txt")
@@ -166,7 +167,7 @@ def corpus() -> tuple[str, tuple[Document, ...]]:
 
 
 def build(documents: tuple[Document, ...]) -> tuple[Tagger, TaggerCorpus]:
-    """An ELMoNER tagger with random frozen tables, and the corpus as it reads it."""
+    """Return an ELMoNER tagger with random frozen tables, and its prepared corpus."""
     words = sorted(
         {word.lower() for document in documents for word in document.text.split()}
     )
@@ -181,7 +182,7 @@ def build(documents: tuple[Document, ...]) -> tuple[Tagger, TaggerCorpus]:
 
 
 def timed(step: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> float:
-    """Seconds of one training step."""
+    """Take a training step; return its seconds."""
     start = time.perf_counter()
     optimizer.zero_grad(set_to_none=True)
     step().backward()
@@ -230,9 +231,8 @@ def main() -> None:
     timed(lambda: tagger.loss(prepared, bucketed[0]), fast_adam)  # compiles
     timed(lambda: plain.loss(plain_batch(prepared, random[0])), plain_adam)
     fast, slow = [], []
-    for _ in range(
-        args.repeats
-    ):  # in turn, so that other load on the machine meets both
+    # In turns, so that other load on the machine affects both.
+    for _ in range(args.repeats):
         for ours, theirs in zip(bucketed, random, strict=True):
             fast.append(timed(lambda b=ours: tagger.loss(prepared, b), fast_adam))
             slow.append(

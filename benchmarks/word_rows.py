@@ -1,4 +1,4 @@
-"""Bytes of a round of FedNER that trains word vectors: rows, beside whole tables.
+"""Bytes of a round of FedNER that trains word vectors: as rows, or as complete tables.
 
     FEDNOTES_CORPORA=... python benchmarks/word_rows.py [--rounds 10]
 
@@ -74,10 +74,8 @@ def main() -> None:
                     InProcess(members, observer=round_results.append), config
                 ).tensors
             )
-            first, last = (
-                round_results[0],
-                round_results[-2],
-            )  # the last round evaluates
+            # The last round evaluates, so it is left out.
+            first, last = round_results[0], round_results[-2]
             each = (last.round - first.round) * len(data)
             up = (last.bytes_up - first.bytes_up) / each
             down = (last.bytes_down - first.bytes_down) / each

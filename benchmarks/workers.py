@@ -1,4 +1,4 @@
-"""Time of a whole simulation in worker processes, beside the same in one process.
+"""Time of a complete simulation in worker processes and in one process.
 
     python benchmarks/workers.py [--workers 2] [--sites 4] [--sentences 2000]
         [--tuned 60]
@@ -8,8 +8,8 @@ their models, with one thread per process: each site alone, federated and pooled
 time includes the start of the workers. The weights of both runs are compared by SHA-256.
 
 The jobs are FedNER with its CNN-CLSTM-CRF, and fine-tuning of MiniLM with fewer
-sentences. Seconds are wall-clock seconds, because workers save these: use a machine
-without other work.
+sentences. Seconds are wall-clock seconds, which are what workers save, so use an idle
+machine.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from scratch import scratch
 
 
 def fedner_table(sites: int, sentences: int) -> dict[str, Any]:
+    """Return a job of FedNER."""
     return {
         "method": "fedner",
         "seed": 1,
@@ -39,6 +40,7 @@ def fedner_table(sites: int, sentences: int) -> dict[str, Any]:
 
 
 def finetune_table(sites: int, sentences: int) -> dict[str, Any]:
+    """Return a job of fine-tuning."""
     return {
         "method": "finetune",
         "seed": 1,
@@ -70,9 +72,9 @@ def measure(table: dict[str, Any], out: Path, workers: int) -> float:
 
 
 def compare(name: str, table: dict[str, Any], folder: Path, workers: int) -> None:
-    """Print the seconds of both runs and their ratio."""
-    # Kernels, tokenizers and encoders are loaded before the clock starts, where they
-    # can be: a worker loads its own.
+    """Print the seconds with one process and with workers, and their ratio."""
+    # This process loads kernels, tokenizers and encoders before the clock starts. The
+    # workers load their own, which counts.
     warm_up = {**table, "synthetic": {**table["synthetic"], "sentences": 12}}
     measure(warm_up, folder / f"{name}-warm-up", 1)
     one = measure(table, folder / f"{name}-1", 1)

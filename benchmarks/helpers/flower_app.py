@@ -1,6 +1,6 @@
 """The job of `benchmarks/flower.py`, in one process and in Flower's simulation.
 
-A module of its own: Flower's actors import it by its name.
+It is a separate module, because Flower's actors import it by its name.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def run_fednotes(folder: Path, rounds: int) -> Result:
     return clock.make_result(state, f"fednotes {version('fednotes')}")
 
 
-# ---- the same in Flower --------------------------------------------------------------
+# ---- the job in Flower ---------------------------------------------------------------
 
 
 class FlowerPrograms:
