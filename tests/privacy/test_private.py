@@ -26,6 +26,7 @@ from private_sites import (
 )
 from scipy import stats
 from tiny_jobs import TABLE
+from tiny_models import save_bert
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.update import Total
@@ -38,6 +39,7 @@ from fednotes.methods import list_method_names
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.methods.fedner import FedNERWithDP
 from fednotes.methods.finetune import METHOD as FINETUNE
+from fednotes.methods.private import DPMethod
 from fednotes.privacy import noise as noise_room
 from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE, Stream
@@ -128,6 +130,41 @@ def test_the_contribution_of_a_unit_does_not_depend_on_other_units(
                 sum((unit_sum[name] for unit_sum in single), torch.zeros_like(value)),
             )
         assert any(value.any() for value in together.values())
+
+
+def test_the_contribution_of_a_unit_to_adapters_does_not_depend_on_other_units(
+    tmp_path: Path, without_noise: Any
+) -> None:
+    """Integers, with units of different lengths and with dropout.
+
+    In one pass over several units, the longest one would decide the shape of the
+    products, and the shape decides how they are rounded.
+    """
+    pytest.importorskip("transformers")
+    encoder = str(save_bert(tmp_path / "bert"))
+    table = {"kind": "token-classifier", "encoder": encoder, "train": "lora"}
+    config = FINETUNE.config_class(
+        model=FINETUNE.read_model_config(table),
+        privacy=Privacy(noise=1.5, rate=0.5, clip=0.25, unit="document"),
+        batch_size=4,
+        seed=5,
+    )
+    data = patients()
+    config = replace(FINETUNE.configure(config, [data]), sites=3)
+
+    def sums(units: Sequence[int]) -> dict[str, torch.Tensor]:
+        without_noise(units)
+        site = DPMethod(FINETUNE).make_site(data, config, secret=SECRET)
+        torch.manual_seed(1)
+        sent = {name: torch.randn_like(p) for name, p in theta(site).items()}
+        return dict(site.noisy_gradients(sent, round=0).tensors)
+
+    together = sums(range(6))
+    singles = [sums([unit]) for unit in range(6)]
+    assert "lora.up" in together
+    for name, value in together.items():
+        assert value.any()
+        assert torch.equal(value, sum(single[name] for single in singles))
 
 
 def test_dropout_of_a_unit_equals_torch_with_its_secret_seed(
