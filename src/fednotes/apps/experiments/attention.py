@@ -281,23 +281,28 @@ def _list_paragraphs(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the paragraphs and tables of the page."""
     yield "### Analysis of attention heads"
     yield (
-        f"{facts['texts']} texts, {facts['tokens']} tokens (at most {facts['length']} "
-        f"per text, seed {facts['seed']}); {facts['layers']} layers of "
-        f"{facts['heads']} heads. Divergences are in nats, and are means over tokens "
-        "unless the row says that they are summed."
+        f"The models have {facts['layers']} layers of {facts['heads']} heads. They "
+        f"read {facts['texts']:,} texts with {facts['tokens']:,} tokens (at most "
+        f"{facts['length']} per text; the texts are drawn with seed {facts['seed']}). "
+        "Divergences are in nats, and are means over tokens unless the row says that "
+        "they are summed."
     )
     blocks = [(title, facts[name], form) for title, name, form in _BLOCKS]
     yield _format_triangles(facts["models"], blocks)
     yield from _list_paper_paragraphs()
     yield (
-        "Mean entropy of a layer's heads, in nats (the paper: it decreases with depth)."
+        "The mean entropy of a layer's heads, in nats. In the paper, it decreases with "
+        "depth."
     )
     yield _format_layer_table(facts)
 
 
 def _list_paper_paragraphs() -> Iterator[str]:
     """Yield the paper's own figures, and an interpretation of its distance."""
-    yield "The paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III)."
+    yield (
+        "The paper's own figures are for BERT-base, with 12 layers of 12 heads, and "
+        "MIMIC-III."
+    )
     title = _BLOCKS[0][0]
     yield _format_triangles(
         PAPER_MODELS,

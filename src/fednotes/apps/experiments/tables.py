@@ -102,7 +102,10 @@ def _list_searches(table: Table) -> Iterator[str]:
     searching = [row for row in table["rows"] if row["tried"]]
     if not searching:
         return
-    yield "Chosen by the mean of the sites' validation scores:"
+    yield (
+        "These settings were chosen by the mean of the sites' validation scores, which "
+        "are shown in brackets for each candidate:"
+    )
     yield "\n".join(_format_search(row) for row in searching)
     if any(tried["held_out"] for row in searching for tried in row["tried"]):
         yield (
