@@ -131,11 +131,9 @@ def draw_prices(prices_by_method: Scores, out: Path) -> None:
                 *(prices_by_method[method][at] for at in places), strict=True
             )
             finite = [at for at in places if at != NONE]
-            promised = slice(0, len(finite))
+            private = slice(0, len(finite))
             style = {"color": colour, "capsize": 3, "lw": 2, "label": method}
-            axes.errorbar(
-                finite, means[promised], spreads[promised], marker="o", **style
-            )
+            axes.errorbar(finite, means[private], spreads[private], marker="o", **style)
             style |= {"label": None, "marker": "D", "mfc": "white"}
             axes.errorbar(
                 places[len(finite) :],
