@@ -257,6 +257,7 @@ def test_scores_at_a_left_out_site_equal_those_by_hand(
         ],
         federated=[TrainedModel(Path("joint"), both)],
         pooled=[TrainedModel(Path("together"), both)],
+        own=[TrainedModel(Path("joint"), both | {"Test"})],
     )
     job = make_job(folder, left_out={"sentences": []})
     site = site_data("z", "Drug", "Dose", "Test")
@@ -270,6 +271,7 @@ def test_scores_at_a_left_out_site_equal_those_by_hand(
         "alone, votes": pytest.approx(4 / 5),
         "federated": 1.0,
         "pooled": 0.0,
+        "own model": 1.0,
     }
     assert outcome.types == ["Drug", "Dose"]  # no other site annotates Test
     types = {name: each["types"] for name, each in outcome.models.items()}
@@ -294,7 +296,9 @@ def test_the_condition_has_the_scores_of_the_federation_of_the_others(
             "from scratch on 4",
             "fine-tuned on 10",
             "from scratch on 10",
+            "own model",
         ]
+        assert models["own model"]["strict"] == result.sites[site]["alone"]["strict"]
         scores = result.sites[site]
         assert list(scores) == ["alone", "federated", "left-out"]
         assert scores["left-out"]["strict"] == models["federated"]["strict"]

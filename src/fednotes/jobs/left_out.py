@@ -6,6 +6,7 @@
     federated, pooled   what the other sites train together
     fine-tuned on N     the federated model after training on N sentences of the site
     from scratch on N   a new model, trained on the same sentences
+    own model           the site's model alone, trained on all of its notes
 
 If the sites of a federation end with different models, these vote, and the one that is
 best on its own site's validation data is fine-tuned.
@@ -61,17 +62,19 @@ class TrainedModel:
 
 
 class TrainedModels(NamedTuple):
-    """The models that the other sites have trained.
+    """The models that are scored at a left-out site.
 
     Attributes:
-        alone: Each site's own model.
-        federated: The models of a federation: one, or one for each site.
+        alone: Each other site's own model.
+        federated: The models of their federation: one, or one for each site.
         pooled: The same of pooled training.
+        own: The left-out site's own model.
     """
 
     alone: list[TrainedModel]
     federated: list[TrainedModel]
     pooled: list[TrainedModel]
+    own: list[TrainedModel]
 
 
 def find_trained_models(
@@ -190,6 +193,8 @@ class LeftOutSite:
         self._site = site
         self._device = device
         self._types = list_shared_types(job, site, others)
+        # The test data may be annotated with more types than the training data.
+        self._own_types = tuple(name for name in self._types if name in site.tags.types)
         self._models: dict[str, dict[str, Any]] = {}
 
     def score(self, trained: TrainedModels) -> LeftOutOutcome:
@@ -200,8 +205,9 @@ class LeftOutSite:
         self._add("federated", federated)
         pooled = find_mentions(trained.pooled, self._site.test, self._device)
         self._add("pooled", pooled)
-        able = [each for each in trained.federated if self._knows_a_type(each)]
-        remarks = self._score_few_sentences(choose_best(able))
+        remarks = self._score_few_sentences(trained.federated)
+        own = find_mentions(trained.own, self._site.test, self._device)
+        self._add("own model", own, self._own_types)
 
         forms = frozenset(collect_forms(self._site.train))
         counts = SpanCounts.of(
@@ -222,8 +228,8 @@ class LeftOutSite:
 
     def _add(
         self, name: str, predicted: Documents, types: Collection[str] | None = None
-    ) -> dict[str, Any]:
-        """Score a model's mentions, add the scores to the models', and return them.
+    ) -> None:
+        """Score a model's mentions, and add the scores to those of the other models.
 
         Args:
             name: The model.
@@ -231,7 +237,6 @@ class LeftOutSite:
             types: The types that it has learned; None if these are all types.
         """
         self._models[name] = self._score(predicted, types)
-        return self._models[name]
 
     def _score(
         self, predicted: Documents, types: Collection[str] | None = None
@@ -265,15 +270,27 @@ class LeftOutSite:
 
     # ---- a few sentences of the site's own ----
 
-    def _score_few_sentences(self, start: TrainedModel) -> list[str]:
+    def _score_few_sentences(self, federated: Sequence[TrainedModel]) -> list[str]:
         """Score models that are trained on a few sentences of the site.
 
         Args:
-            start: The model that is fine-tuned.
+            federated: The models of the federation, the best of which is fine-tuned.
 
         Returns:
             What could not be trained.
         """
+        if not self._own_types:
+            return [
+                f"{self._site.id} annotates no type of another site in its training "
+                "data, so no model is trained on its sentences"
+            ]
+        start = choose_best(
+            [
+                model
+                for model in federated
+                if not model.types.isdisjoint(self._own_types)
+            ]
+        )
         sentences = make_sentence_documents(self._site.train)
         numbers = sorted(set(self._job.left_out.sentences))
         possible = [number for number in numbers if number <= len(sentences)]
@@ -292,9 +309,12 @@ class LeftOutSite:
                 work.add()
 
                 new = self._build_model()
-                self._train(new, few, self._types)
-                predicted = _predict_with(new, self._site.test)
-                self._add(f"from scratch on {number}", predicted)
+                self._train(new, few, self._own_types)
+                self._add(
+                    f"from scratch on {number}",
+                    _predict_with(new, self._site.test),
+                    self._own_types,
+                )
                 work.add()
         available = format_count(len(sentences), "training sentence")
         return [
@@ -304,9 +324,9 @@ class LeftOutSite:
         ]
 
     def _build_model(self) -> Model:
-        """Return a new model for the types that are scored."""
-        tags = TagSet(self._types, self._site.tags.scheme)
-        config = self._job.config.model.for_types(self._types)
+        """Return a new model for those of the scored types that the site annotates."""
+        tags = TagSet(self._own_types, self._site.tags.scheme)
+        config = self._job.config.model.for_types(self._own_types)
         return build_model(config, tags, self._job.seed, self._device)
 
     def _train(
@@ -322,7 +342,7 @@ class LeftOutSite:
         settings = self._job.left_out
         known = [
             name
-            for name in self._site.tags.types
+            for name in self._own_types
             if name in learned and name in model.tagset.types
         ]
         gold = relabel(sentences, {}, known)

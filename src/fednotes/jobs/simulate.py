@@ -409,17 +409,17 @@ class _Run:
     def _find_models(
         self, site: Any, parts: Sequence[Part], outcomes: Mapping[str, Outcome]
     ) -> TrainedModels:
-        """Return the models that the other sites have trained.
+        """Return the models that are scored at a left-out site.
 
         Args:
-            site: Data of the left-out site.
+            site: Data of the site.
             parts: All parts of the run.
             outcomes: Outcome of each part by its name.
         """
-        models = TrainedModels([], [], [])
+        models = TrainedModels([], [], [], [])
         for part in parts:
-            if part.condition == "alone" and part.site != site.id:
-                chosen = models.alone
+            if part.condition == "alone":
+                chosen = models.own if part.site == site.id else models.alone
             elif part.condition == LEFT_OUT and part.site == site.id:
                 is_pooled = part.training == "pooled"
                 chosen = models.pooled if is_pooled else models.federated
