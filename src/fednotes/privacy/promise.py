@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Ge, Gt, Interval
 
 from fednotes.core.errors import ConfigError, needs
-from fednotes.core.numbers import NonNegativeInt
+from fednotes.core.numbers import NonNegativeInt, PositiveInt
 from fednotes.core.settings import checked
 from fednotes.privacy.noise import SCALE
 
@@ -71,6 +71,9 @@ class Privacy:
             before training. 0 publishes no counts. ε includes them.
         counted: Maximum L2 norm of one unit's counts: the square root of the number of
             different things that are counted for a unit.
+        averaged_rounds: Number of last rounds whose models are averaged into the final
+            model, which costs no ε. The mean has less noise than the last round's
+            model. 1 takes the last round's model.
     """
 
     unit: Unit = "patient"
@@ -83,6 +86,7 @@ class Privacy:
     colluding: NonNegativeInt = 1
     counts: Annotated[float, Ge(0), Interval(le=MOST_NOISE)] = 0.0
     counted: Annotated[float, Gt(0), Interval(le=1e6)] = 20.0
+    averaged_rounds: PositiveInt = 1
 
     @property
     def epoch(self) -> int:

@@ -53,6 +53,7 @@ from fednotes.core.tensors import (
 from fednotes.core.types import SiteData
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.metrics.spans import SpanCounts
+from fednotes.privacy.last_rounds import LastRounds
 from fednotes.privacy.noise import (
     SCALE,
     Stream,
@@ -86,11 +87,14 @@ class DPSupport(ABC):
         counts_before_training: Whether the noisy counts of `Privacy.counts` are
             published before training, which starts with the result of `agree`.
             Otherwise they evaluate the last round's model.
+        can_average_rounds: Whether the models of several rounds may be averaged. False
+            for a method that trains in stages.
         example_names: Names of a sum's examples in a site's policy.
     """
 
     required_settings: Mapping[str, Any] = MappingProxyType({})
     counts_before_training: ClassVar[bool] = False
+    can_average_rounds: ClassVar[bool] = True
     example_names: ClassVar[tuple[str, ...]] = ("batch",)
 
     @abstractmethod
@@ -216,6 +220,7 @@ class DPSupport(ABC):
                 "know which round is its last one, after which it may count: leave "
                 "counts or sites_per_round out"
             )
+        self._require_averageable(config)
         if config.privacy.counts and not self.count_size(config):
             raise ConfigError(
                 "[privacy] counts: this job has nothing to count: leave it out"
@@ -229,14 +234,39 @@ class DPSupport(ABC):
                     "else leaves a site"
                 )
 
+    def _require_averageable(self, config: Any) -> None:
+        """Raise ConfigError if the last rounds of a job cannot be averaged."""
+        averaged = config.privacy.averaged_rounds
+        if averaged == 1:
+            return
+        drawn = count_drawn_sites(config)
+        if not self.can_average_rounds:
+            raise ConfigError(
+                f"[privacy] averaged_rounds = {averaged}: this method trains in "
+                "stages, and later ones depend on the last model of earlier ones: "
+                "leave averaged_rounds out"
+            )
+        if drawn is not None:
+            raise ConfigError(
+                f"[privacy] averaged_rounds = {averaged}: with sites_per_round = "
+                f"{drawn}, a site does not know which rounds are its last ones: leave "
+                "averaged_rounds or sites_per_round out"
+            )
+
     def make_promise(self, config: Any) -> Promise:
         """Return the guarantee of a run with these settings.
 
         Raises:
-            ConfigError: No noise suffices for the guarantee.
+            ConfigError: No noise suffices for the guarantee, or there are fewer rounds
+                than are to be averaged.
         """
         privacy = config.privacy
         rounds = self.count_rounds(config, privacy.epoch)
+        if privacy.averaged_rounds > rounds:
+            raise ConfigError(
+                f"[privacy] averaged_rounds = {privacy.averaged_rounds}: this job has "
+                f"{rounds:,} rounds: set averaged_rounds to at most that"
+            )
         # A site may be drawn for each round, and others in a round add noise to it.
         sites = count_round_sites(config)
         return Promise.of(privacy, rounds, sites, config.min_sites)
@@ -280,10 +310,13 @@ def train(federation: Federation, config: Any, support: DPSupport) -> State:
         if is_reported:
             server.metrics["epsilon"] = promise.compute_epsilon(server.round)
         if is_last and judges_last_model:
-            server.judge(federation.sum(COUNTS, server.shared, round=round.number))
+            final = server.compute_final()
+            server.judge(federation.sum(COUNTS, final, round=round.number))
         round.commit(server.state(), server.metrics, evaluated=is_reported)
-    federation.sum("finish", server.shared)
-    return server.state()
+    final = server.compute_final()
+    federation.sum("finish", final)
+    state = server.state()
+    return replace(state, tensors={**state.tensors, **add_prefix("shared.", final)})
 
 
 def _agree_on_start(
@@ -325,6 +358,7 @@ class Server(RoundServer):
         self._adam = Adam(initial, config.learning_rate)
         self._unit = promise.grids.shared / config.batch_size  # [abadi descent]
         self._counted = promise.count_grid
+        self._last_rounds = _make_last_rounds(promise)
         best = Best(keeps_tensors=False, later="never")
         super().__init__(config, initial, best, resumed)
 
@@ -341,6 +375,11 @@ class Server(RoundServer):
             gradients[name] = (value * self._unit).float()  # [abadi descent]
         self._adam.step(gradients)  # [abadi descent]
         self.round += 1
+        self._last_rounds.add(self.shared, self.round)
+
+    def compute_final(self) -> Tensors:
+        """Return the shared parameters to release: the mean over the last rounds."""
+        return self._last_rounds.compute(self.shared, self.round)
 
     def judge(self, total: Total) -> None:
         """Record the micro F1 computed from the sites' noisy counts of mentions."""
@@ -358,12 +397,19 @@ class Server(RoundServer):
             **state.tensors,
             **add_prefix(AGREED, self.agreed),
             **self._adam.state(),
+            **self._last_rounds.state(),
         }
         return replace(state, tensors=tensors)
 
     def _restore(self, state: State) -> None:
         super()._restore(state)
         self._adam.restore(state.tensors)
+        self._last_rounds.restore(state.tensors)
+
+
+def _make_last_rounds(promise: Promise) -> LastRounds:
+    """Return the empty mean over the last rounds of a run."""
+    return LastRounds(promise.rounds, promise.privacy.averaged_rounds)
 
 
 class DPSite(MethodSite):
@@ -462,6 +508,7 @@ class DPSite(MethodSite):
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
         self._private: dict[str, torch.nn.Parameter] = self.site.private
         self._adam = Adam(self._private, self._config.learning_rate)
+        self._last_rounds = _make_last_rounds(self.promise)
         shared_grid, private_grid = self.promise.grids
         # Layer to the step of the grid on which its gradients are integers.
         self._grids = {
@@ -502,6 +549,7 @@ class DPSite(MethodSite):
                 for name, parameter in self._private.items()
             }
             self._adam.step(private_gradients)
+            self._last_rounds.add(self._private, self.steps)
         return Update({name: total[name] for name in total if name in self._shared})
 
     def _sum_clipped(self, stream: Stream) -> dict[str, Tensor]:
@@ -611,6 +659,7 @@ class DPSite(MethodSite):
             )
         expected_parameters = {} if starts_with_counts else self._shared
         load_into(expected_parameters, tensors)
+        self._load_final_private()
         size = self.support.count_size(self._config)
         total = torch.zeros(size, dtype=torch.int64)
         grids = {COUNTS: self.promise.count_grid}
@@ -643,9 +692,14 @@ class DPSite(MethodSite):
                 "finite"
             )
         load_into(self._shared, tensors)
+        self._load_final_private()
         self.site.finish(tensors)
         self.scores = self.site.scores
         return Update()
+
+    def _load_final_private(self) -> None:
+        """Replace the private layers by their mean over the last rounds."""
+        load_into(self._private, self._last_rounds.compute(self._private, self.steps))
 
     # The interface to jobs.
 
@@ -695,6 +749,7 @@ class DPSite(MethodSite):
             **add_prefix("kept.", self._memory),
             **add_prefix(AGREED, self._agreed),
             **self._adam.state(),
+            **self._last_rounds.state(),
         }
         return State(self.steps, tensors, {"secret": self._noise_secret.hex()})
 
@@ -704,5 +759,6 @@ class DPSite(MethodSite):
         load_into(self._private, select_prefix("private.", state.tensors))
         self._memory = select_prefix("kept.", state.tensors)
         self._adam.restore(state.tensors)
+        self._last_rounds.restore(state.tensors)
         self._noise_secret = bytes.fromhex(state.fact("secret", str))
         self.steps = state.round

@@ -211,6 +211,18 @@ def test_settings_that_count_patients_exactly_are_refused() -> None:
         parse_job({**table, "training": {"calibrate": True}}, "job", Path(), "job.toml")
 
 
+def test_rounds_of_a_method_with_stages_cannot_be_averaged() -> None:
+    table = {
+        "method": "phenotype",
+        "preset": "paper",
+        "synthetic": {},
+        "model": {"representation": "none"},
+        "privacy": {"epsilon": 2.0, "averaged_rounds": 2},
+    }
+    with pytest.raises(ConfigError, match="this method trains in stages"):
+        parse_job(table, "job", Path(), "job.toml")
+
+
 # ---- both stages ---------------------------------------------------------------------
 
 CLASSES = ("icd9:401", "icd9:250", "icd9:428", "icd9:493")

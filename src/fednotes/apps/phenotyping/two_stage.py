@@ -524,6 +524,7 @@ class PhenotypeWithDP(AveragingWithDP):
         }
     )
     counts_before_training = True
+    can_average_rounds = False
     example_names = ("batch", "patients")
 
     def make_initial_parameters(
