@@ -26,9 +26,9 @@ import argparse
 import ctypes
 import os
 import statistics
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 
@@ -49,29 +49,15 @@ from fednotes.methods import fedner
 from fednotes.taggers import tagger as tagger_module
 from fednotes.taggers.tagger import TaggerConfig, read_tagger_config
 
+sys.path.append(str(Path(__file__).resolve().parent / "helpers"))
+from random_encoder import RandomEncoder
+
 MODELS: dict[str, TaggerConfig] = {
     "cnn-clstm-crf": read_tagger_config(
         {"tagger": "cnn-clstm-crf", "hashed_words": 4096}
     ),
     "elmoner": read_tagger_config({"tagger": "elmoner", "contextual": "random"}),
 }
-
-
-@dataclass(frozen=True)
-class RandomEncoder:
-    """A replacement for a frozen encoder: one layer of random features."""
-
-    fingerprint: str = "random"
-    layers: int = 1
-    dim: int = 384
-
-    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return random features (words, 1, dim) of all words, in float16."""
-        tokens = sum(len(words) for words in sentences)
-        rng = np.random.default_rng(tokens)
-        return rng.standard_normal((tokens, 1, self.dim), dtype=np.float32).astype(
-            np.float16
-        )
 
 
 class ByHand:

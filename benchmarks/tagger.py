@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,24 +38,10 @@ from fednotes.taggers.corpora import TaggerCorpus
 from fednotes.taggers.layers import INVENTORY
 from fednotes.taggers.tagger import PRESETS, Tagger
 
-BATCH, WORD_DIM, CONTEXT_DIM = 32, 300, 384
+sys.path.append(str(Path(__file__).resolve().parent / "helpers"))
+from random_encoder import RandomEncoder
 
-
-@dataclass(frozen=True)
-class RandomEncoder:
-    """A replacement for a frozen encoder: one layer of random features."""
-
-    fingerprint: str = "random"
-    layers: int = 1
-    dim: int = CONTEXT_DIM
-
-    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return random features (words, 1, dim) of all words, in float16."""
-        tokens = sum(len(words) for words in sentences)
-        rng = np.random.default_rng(tokens)
-        return rng.standard_normal((tokens, 1, self.dim), dtype=np.float32).astype(
-            np.float16
-        )
+BATCH, WORD_DIM, CONTEXT_DIM = 32, 300, RandomEncoder.dim
 
 
 class Plain(nn.Module):

@@ -987,8 +987,8 @@ class SiteGuard:
             question: The question that it answers, as the ledger names it.
 
         Returns:
-            The facts; None for a refusal and for a reply of the engine itself, unless
-            it is a masked update.
+            The facts; None for a refusal, and for a reply of the engine itself without
+            a masked update.
 
         Raises:
             RefusedError: The reply contains an earlier update that is no longer known.
@@ -1017,8 +1017,8 @@ class SiteGuard:
             facts: The facts of its update.
             has_metrics: Whether it has counts that the server can read.
             has_method_update: Whether it contains an update of the method, plain or
-                masked. Other replies of the engine show no values of notes, so the
-                rules for updates that the server can read do not apply.
+                masked. Other replies show no values of notes, so the rules for updates
+                that the server can read do not apply to them.
             size: Size of the message in bytes.
 
         Returns:
