@@ -143,26 +143,42 @@ def kernel_by_type(
 BLOCK = 2**15  # elements per block, so that a block stays in the cache
 
 
-def sum_weighted(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def sum_weighted(
+    values: Sequence[Tensor], weights: Sequence[float], start: Tensor | None = None
+) -> Tensor:
     """Return Σ weight · value in float64, added in the given order.
 
     Args:
         values: Tensors of the same shape.
         weights: One weight for each tensor.
+        start: An earlier sum, to which they are added; it is changed in place.
     """
     if not all(map(_is_plain, values)):
-        total = values[0].to(torch.float64) * weights[0]
-        for value, weight in zip(values[1:], weights[1:], strict=True):
-            total += value.to(torch.float64) * weight
-        return total
-    total = torch.empty_like(values[0], dtype=torch.float64)
+        return _sum_by_torch(values, weights, start)
+    is_new = start is None
+    total = start
+    if total is None:
+        total = torch.empty_like(values[0], dtype=torch.float64)
     sums = total.view(-1).numpy()
     arrays = [value.view(-1).numpy() for value in values]
-    for start in range(0, sums.size, BLOCK):
-        part = slice(start, start + BLOCK)
-        _multiply(sums[part], arrays[0][part], weights[0])
-        for array, weight in zip(arrays[1:], weights[1:], strict=True):
-            _add(sums[part], array[part], weight)
+    for begin in range(0, sums.size, BLOCK):
+        part = slice(begin, begin + BLOCK)
+        for index, (array, weight) in enumerate(zip(arrays, weights, strict=True)):
+            put = _multiply if is_new and index == 0 else _add
+            put(sums[part], array[part], weight)
+    return total
+
+
+def _sum_by_torch(
+    values: Sequence[Tensor], weights: Sequence[float], total: Tensor | None
+) -> Tensor:
+    """Return the sum of `sum_weighted` for values that its kernels cannot read."""
+    for value, weight in zip(values, weights, strict=True):
+        if total is None:
+            total = value.to(torch.float64) * weight
+        else:
+            total += value.to(torch.float64) * weight
+    assert total is not None
     return total
 
 

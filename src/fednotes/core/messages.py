@@ -47,16 +47,17 @@ from typing import (
 )
 
 import torch
-from torch import Tensor
 
 from fednotes.core.cleaning import LINE, clean
 from fednotes.core.errors import TrainingError
 from fednotes.core.federation import Option
 from fednotes.core.parsing import count_values, parse_json
+from fednotes.core.stored_tensors import Place, StoredBytes, StoredTensors
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Update
 
 Frame = bytes | bytearray | memoryview
+ReceivedFrame = Frame | StoredBytes
 Count = Annotated[int, "at least 0"]
 Name = Annotated[str, "not empty, at most MAX_NAME characters"]
 T = TypeVar("T")
@@ -76,6 +77,7 @@ MAX_HEADER = 2**21  # bytes; BERT with its 200 tensors needs 16 KB
 MAX_VALUES = 2**16  # commas and brackets in a header: 5 or 6 a tensor, 1 a metric
 MAX_RANK = 16
 MAX_NAME = 1024  # characters in the name of a tensor, site, metric or option
+HASHED_BYTES = 2**20  # of a frame are read at a time
 MAX_INT = 2**53  # up to here, every JSON library reads integers exactly
 
 DTYPES: dict[str, torch.dtype] = {
@@ -285,11 +287,12 @@ def _describe_tensors(tensors: Tensors) -> list[list[Any]]:
 # ---- decoding ------------------------------------------------------------------------
 
 
-def decode_message(frame: Frame, *, checked: bool = False) -> Request | Reply:
+def decode_message(frame: ReceivedFrame, *, checked: bool = False) -> Request | Reply:
     """Decode a message.
 
     The tensors are views of the bytes, even of bytes that cannot be written to, and a
-    site stores the bytes of a request. Nobody may therefore change these tensors.
+    site stores the bytes of a request. Nobody may therefore change these tensors. Those
+    of a frame in a file stay there until they are used.
 
     Args:
         frame: The bytes.
@@ -300,7 +303,7 @@ def decode_message(frame: Frame, *, checked: bool = False) -> Request | Reply:
     Raises:
         WireError: The bytes are not a message. No other error is raised.
     """
-    kind, header, body_start = _open_frame(memoryview(frame), checked=checked)
+    kind, header, body_start = _open_frame(_view_bytes(frame), checked=checked)
     descriptions = [header.pop(name, None) for name in ("tensors", "attached")]
     facts = header.pop("facts", None)
     _require(isinstance(facts, dict), "the facts are not a table")
@@ -331,7 +334,7 @@ def decode_request(frame: Frame) -> Request:
     return message
 
 
-def decode_reply(frame: Frame, *, checked: bool = False) -> Reply:
+def decode_reply(frame: ReceivedFrame, *, checked: bool = False) -> Reply:
     """Decode a reply.
 
     Args:
@@ -361,7 +364,20 @@ class _OpenedFrame(NamedTuple):
     body_start: int
 
 
-def _open_frame(view: memoryview, *, checked: bool) -> _OpenedFrame:
+def _view_bytes(frame: ReceivedFrame) -> memoryview | StoredBytes:
+    """Return bytes whose parts can be read without a copy of the whole."""
+    return frame if isinstance(frame, StoredBytes) else memoryview(frame)
+
+
+def _compute_digest(view: memoryview | StoredBytes) -> bytes:
+    """Return the SHA-256 of all that follows the head of a frame."""
+    hasher = hashlib.sha256()
+    for start in range(HEAD.size, len(view), HASHED_BYTES):
+        hasher.update(view[start : start + HASHED_BYTES])
+    return hasher.digest()
+
+
+def _open_frame(view: memoryview | StoredBytes, *, checked: bool) -> _OpenedFrame:
     """Check the lengths and the checksum of a message, and parse its header.
 
     A parsed JSON value takes up to 100 times the memory of its text, so values are
@@ -379,8 +395,8 @@ def _open_frame(view: memoryview, *, checked: bool) -> _OpenedFrame:
             f"{len(view)} bytes are too few for a message, whose head alone "
             f"has {HEAD.size}"
         )
-    magic, version, kind, zero, header_bytes, body_bytes, digest = HEAD.unpack_from(
-        view
+    magic, version, kind, zero, header_bytes, body_bytes, digest = HEAD.unpack(
+        view[: HEAD.size]
     )
     _require(magic == MAGIC, "not a message of fednotes")
     if version != VERSION:
@@ -400,7 +416,7 @@ def _open_frame(view: memoryview, *, checked: bool) -> _OpenedFrame:
             f"expected a message of {body_start + body_bytes:,} bytes, received "
             f"{len(view):,}"
         )
-    is_intact = checked or hashlib.sha256(view[HEAD.size :]).digest() == digest
+    is_intact = checked or _compute_digest(view) == digest
     _require(is_intact, "damaged in transit")
     raw = view[HEAD.size : body_start]
     try:
@@ -418,45 +434,34 @@ def _open_frame(view: memoryview, *, checked: bool) -> _OpenedFrame:
     return _OpenedFrame(kind, header, body_start)
 
 
-class _Place(NamedTuple):
-    """The position of a tensor's elements in a frame."""
-
-    dtype: torch.dtype
-    shape: list[int]
-    offset: int
-
-
 def _read_tensors(
-    descriptions: list[Any], frame: Frame, offset: int
-) -> list[dict[str, Tensor]]:
-    """Return the tensors in the body, as views of the frame.
+    descriptions: list[Any], frame: ReceivedFrame, offset: int
+) -> list[Tensors]:
+    """Return the tensors in the body.
 
     Args:
         descriptions: The lists of tensors in the header.
         frame: The bytes of the message.
         offset: The start of the body.
     """
-    view = memoryview(frame)
-    parts: list[dict[str, _Place]] = []
+    view = _view_bytes(frame)
+    parts: list[dict[str, Place]] = []
     for description in descriptions:
         _require(isinstance(description, list), "the tensors are not a list")
-        places: dict[str, _Place] = {}
+        places: dict[str, Place] = {}
         for entry in description:
             name, dtype, shape = _read_description(entry)
             _require(name not in places, f"tensor {name!r} occurs twice")
-            end = offset + math.prod(shape) * dtype.itemsize
-            next_offset = offset + -(-(end - offset) // ALIGN) * ALIGN
+            place = Place(dtype, shape, offset)
+            next_offset = offset + -(-(place.end - offset) // ALIGN) * ALIGN
             is_inside = next_offset <= len(view)
             _require(is_inside, f"tensor {name!r} is longer than the message")
-            _require(not any(view[end:next_offset]), "bytes between tensors")
-            places[name] = _Place(dtype, shape, offset)
+            _require(not any(view[place.end : next_offset]), "bytes between tensors")
+            places[name] = place
             offset = next_offset
         parts.append(places)
     _require(offset == len(view), "bytes after the last tensor")
-    return [
-        {name: _make_tensor(frame, place) for name, place in places.items()}
-        for places in parts
-    ]
+    return [_make_tensors(frame, places) for places in parts]
 
 
 def _read_description(entry: Any) -> tuple[str, torch.dtype, list[int]]:
@@ -477,20 +482,18 @@ def _read_description(entry: Any) -> tuple[str, torch.dtype, list[int]]:
     return name, dtype, shape
 
 
-def _make_tensor(frame: Frame, place: _Place) -> Tensor:
-    """Return the tensor at a place of a frame."""
-    dtype, shape, offset = place
-    count = math.prod(shape)
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    is_boolean = dtype is torch.bool
-    raw_type = torch.uint8 if is_boolean else dtype
-    flat = torch.frombuffer(frame, dtype=raw_type, count=count, offset=offset)
-    value = flat.reshape(shape)
-    if is_boolean:
-        _require(int(value.max()) <= 1, "a boolean that is neither 0 nor 1")
-        return value.view(torch.bool)
-    return value
+def _make_tensors(frame: ReceivedFrame, places: Mapping[str, Place]) -> Tensors:
+    """Return the tensors at some places of a frame."""
+    tensors: Tensors
+    if isinstance(frame, StoredBytes):
+        tensors = StoredTensors(frame, places)
+    else:
+        tensors = {name: place.make_tensor(frame) for name, place in places.items()}
+    for name, place in places.items():
+        if place.dtype is torch.bool and place.end > place.offset:
+            largest = int(tensors[name].view(torch.uint8).max())
+            _require(largest <= 1, "a boolean that is neither 0 nor 1")
+    return tensors
 
 
 def _encode_header(header: Any) -> bytes:

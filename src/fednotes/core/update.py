@@ -8,18 +8,18 @@ bit for bit, and a number takes only four bytes in a message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.kernels import divide, sum_weighted
+from fednotes.core.stored_tensors import StoredTensors
 
 Tensors = Mapping[str, Tensor]
-GROUP_SIZE = 8  # updates that are added in one pass over memory
+GROUP_SIZE = 8  # updates in memory that are added in one pass over it
 _SAME_VERSION = "all sites must run the same job with the same version of fednotes"
 
 
@@ -68,14 +68,15 @@ class Total:
         Raises:
             TrainingError: Two updates have different tensors or shapes.
         """
-        sums: Tensors = {}
+        sums: dict[str, Tensor] = {}
         metrics: dict[str, float] = {}
         weight = 0.0
         sites = 0
-        remaining = iter(updates)
-        while group := tuple(islice(remaining, GROUP_SIZE)):
-            # The sum so far is added first, as an update of weight 1.
-            sums = _add_weighted((Update(sums), *group) if sites else group)
+        for group in _split_into_groups(updates):
+            if not sites:
+                sums = _add_weighted(group)
+            else:
+                _add_weighted(group, sums)
             for update in group:
                 for name, number in update.metrics.items():
                     metrics[name] = metrics.get(name, 0.0) + float(number)
@@ -150,17 +151,48 @@ def compute_contribution(update: Update) -> dict[str, Tensor]:
     return _add_weighted((update,))
 
 
-def _add_weighted(updates: Sequence[Update]) -> dict[str, Tensor]:
-    """Return Σ weight · value in float64, added in the order of the updates."""
+def _split_into_groups(updates: Iterable[Update]) -> Iterator[list[Update]]:
+    """Yield updates in groups that are added together.
+
+    An update whose tensors are in a file is a group of its own, so that one of them is
+    in memory at a time.
+    """
+    group: list[Update] = []
+    for update in updates:
+        is_stored = isinstance(update.tensors, StoredTensors)
+        if group and (is_stored or len(group) == GROUP_SIZE):
+            yield group
+            group = []
+        group.append(update)
+        if is_stored:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _add_weighted(
+    updates: Sequence[Update], sums: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Return Σ weight · value in float64, added in the order of the updates.
+
+    Args:
+        updates: One or more updates.
+        sums: Earlier sums, to which they are added; these are changed in place.
+    """
     first, *others = updates
-    for update in others:
-        _require_same_tensors(first.tensors, update.tensors)
+    expected = first.tensors if sums is None else sums
+    for update in others if sums is None else updates:
+        _require_same_tensors(expected, update.tensors)
     weights = [update.weight for update in updates]
+    earlier = sums or {}
     return {
         name: sum_weighted(
-            [update.tensors[name].detach() for update in updates], weights
+            [update.tensors[name].detach() for update in updates],
+            weights,
+            earlier.get(name),
         )
-        for name in first.tensors
+        for name in expected
     }
 
 

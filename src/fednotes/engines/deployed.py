@@ -27,15 +27,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from fednotes.core.errors import ConfigError, ModelError, TrainingError
 from fednotes.core.federation import Option, State
 from fednotes.core.messages import CHECKPOINT, END, Attached, Request
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_json
-from fednotes.core.tensors import copy_tensors, restoring
+from fednotes.core.stored_tensors import keep_tensors
+from fednotes.core.tensors import restoring
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.requests import (
     PATIENCE,
@@ -108,6 +107,7 @@ class Deployed(Rounds):
     ) -> None:
         _check_sites(sites, patience.min_sites)
         super().__init__(sites, observer, clock, sampling)
+        self._directory = directory
         self._patience = patience
         self._stop = stop
         self._summing = summing or PlainSum()
@@ -149,7 +149,7 @@ class Deployed(Rounds):
         self._absent_sites: tuple[str, ...] = ()
         # The last request with tensors: its number and its tensors.
         self._sent_number = 0
-        self._sent_tensors: dict[str, Tensor] = {}
+        self._sent_tensors: Tensors = {}
         self._save_time = self._started  # of the last checkpoint
 
     # ---- the interface for methods
@@ -257,14 +257,14 @@ class Deployed(Rounds):
         members.record_counted(
             request, {site: exchange.numbers[site] for site in included}
         )
+        sent_tensors = keep_tensors(request.tensors, self._directory)
         if self._is_preparing:
-            tensors = copy_tensors(request.tensors)
-            earlier = Earlier(request.task, tensors, dict(request.options))
+            earlier = Earlier(request.task, sent_tensors, dict(request.options))
             members.prologue.append(earlier)
             members.prepared |= dict.fromkeys(included, len(members.prologue))
         if request.tensors:
             self._sent_number = request.number
-            self._sent_tensors = dict(copy_tensors(request.tensors))
+            self._sent_tensors = sent_tensors
         if not self._active_sites:
             self._num_participants = len(included)
             self._absent_sites = tuple(

@@ -19,6 +19,7 @@ from fednotes.core.messages import (
     BEGIN,
     Attached,
     Frame,
+    ReceivedFrame,
     Reply,
     Request,
     WireError,
@@ -37,7 +38,7 @@ class Transport(Protocol):
 
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
-    ) -> Iterable[tuple[str, Frame]]:
+    ) -> Iterable[tuple[str, ReceivedFrame]]:
         """Send each site its message, and yield (site, reply) as replies arrive.
 
         It ends when all sites have answered, or when no further reply can come. A busy
@@ -348,7 +349,7 @@ class Participants:
     def _receive(
         self,
         site: str,
-        frame: Frame,
+        frame: ReceivedFrame,
         requests: Mapping[str, Request],
         collected: CollectedReplies,
     ) -> None:

@@ -76,6 +76,7 @@ from fednotes.apps.deployment.rules.policy import (
     check_participation,
 )
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
+from fednotes.core.stored_tensors import LARGE_BYTES, StoredBytes
 from fednotes.engines import launch
 
 ROLES = ("project_admin", "lead", "org_admin", "member")
@@ -482,6 +483,25 @@ def test_a_frame_is_freed_as_soon_as_its_exchange_is_over(tmp_path: Path) -> Non
         assert controller.task() is None
     finally:
         gc.enable()
+
+
+def test_a_large_reply_is_held_in_a_file_without_a_name(tmp_path: Path) -> None:
+    plan = {"a": (0.0, answer)}
+    frame = bytes(range(250)) * (LARGE_BYTES // 250)
+    replies = transport(Pretend(plan), tmp_path).exchange(
+        {"a": frame}, timeout=9, grace=9, enough=1
+    )
+    ((_, reply),) = replies
+    assert isinstance(reply, StoredBytes)
+    assert reply[:] == frame[::-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exchange_ends_if_a_large_reply_cannot_be_held(tmp_path: Path) -> None:
+    folder = tmp_path / "missing"
+    sent = transport(Pretend({"a": (0.0, answer)}), folder)
+    with pytest.raises(FednotesError, match=r"cannot hold a large message.*make room"):
+        list(sent.exchange({"a": bytes(LARGE_BYTES)}, timeout=9, grace=9, enough=1))
 
 
 def test_watchers_of_a_run_learn_why_it_pauses(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ from fednotes.core.errors import (
     raising_if_unreadable,
 )
 from fednotes.core.federation import Option, State
-from fednotes.core.messages import Frame
+from fednotes.core.messages import Frame, ReceivedFrame
 from fednotes.core.parsing import find_number, read_json_table
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import expand_home
@@ -534,7 +534,7 @@ class RunProgress:
 
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
-    ) -> Iterator[tuple[str, Frame]]:
+    ) -> Iterator[tuple[str, ReceivedFrame]]:
         """Send each site its frame and yield replies, as `Transport.exchange` does.
 
         Raises:

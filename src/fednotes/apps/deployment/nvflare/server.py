@@ -40,6 +40,8 @@ from fednotes.core.errors import (
     describe_place,
     needs,
 )
+from fednotes.core.messages import Frame, ReceivedFrame
+from fednotes.core.stored_tensors import LARGE_BYTES, StoredBytes
 from fednotes.engines import launch
 from fednotes.engines.launch import Setup
 
@@ -55,7 +57,6 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.sec.audit import AuditService
 
 T = TypeVar("T")
-Frame = bytes | bytearray | memoryview
 # The default main function; the machine's operator may name another.
 MAIN = "fednotes.apps.deployment.server:server_main"
 TASK = "exchange"
@@ -85,16 +86,20 @@ class FlareExchange:
 
     Attributes:
         sites: The sites that received the request.
+        folder: Where large replies lie, in files without names.
         new: Replies not yet returned by `take`.
         answered: The sites that have replied.
         failed: The sites that cannot reply, each with the reason.
+        error: Why a reply cannot be held here; None if all can.
         changed: Guards the attributes and is notified of each reply.
     """
 
     sites: tuple[str, ...]
-    new: list[tuple[str, bytes]] = field(default_factory=list)
+    folder: Path
+    new: list[tuple[str, ReceivedFrame]] = field(default_factory=list)
     answered: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    error: FednotesError | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def receive(
@@ -108,10 +113,17 @@ class FlareExchange:
         frame = result.get(FRAME)
         is_ok = result.get_return_code() == ReturnCode.OK
         has_frame = is_ok and isinstance(frame, bytes)
+        error = None
         if has_frame:
             free_pieces_of(frame)
+            try:
+                frame = self._hold(frame)
+            except FednotesError as problem:
+                error = problem
         with self.changed:
-            if has_frame:
+            if error is not None:
+                self.error = error
+            elif has_frame:
                 self.new.append((site, frame))
                 self.answered.add(site)
             else:
@@ -121,6 +133,14 @@ class FlareExchange:
             client_task.result = None  # otherwise the frame would be in memory twice
             self.changed.notify_all()
 
+    def _hold(self, frame: bytes) -> ReceivedFrame:
+        """Return a reply; a large one lies in a file, so that it takes no memory."""
+        if len(frame) < LARGE_BYTES:
+            return frame
+        stored = StoredBytes(self.folder)
+        stored.append(frame)
+        return stored
+
     def list_missing(self) -> tuple[str, ...]:
         """Return the sites that have neither answered nor failed."""
         return tuple(
@@ -129,7 +149,7 @@ class FlareExchange:
             if site not in self.answered and site not in self.failed
         )
 
-    def take(self) -> list[tuple[str, bytes]]:
+    def take(self) -> list[tuple[str, ReceivedFrame]]:
         """Return the replies that arrived since the last call."""
         replies = self.new
         self.new = []
@@ -175,7 +195,7 @@ class FlareTransport:
         timeout: float,
         grace: float,
         enough: int,
-    ) -> Iterator[tuple[str, bytes]]:
+    ) -> Iterator[tuple[str, ReceivedFrame]]:
         """Send each site its frame, and yield (site, reply) as replies arrive.
 
         The exchange ends when each site has answered, has failed or is lost, or when
@@ -192,7 +212,7 @@ class FlareTransport:
         Raises:
             TrainingError: The job was stopped.
         """
-        exchange = FlareExchange(tuple(frames))
+        exchange = FlareExchange(tuple(frames), self._setup.state)
         tasks = self._send(exchange, frames, math.ceil(timeout) + 5)
         try:
             yield from self._collect_replies(
@@ -242,7 +262,7 @@ class FlareTransport:
 
     def _collect_replies(
         self, exchange: FlareExchange, *, timeout: float, grace: float, enough: int
-    ) -> Iterator[tuple[str, bytes]]:
+    ) -> Iterator[tuple[str, ReceivedFrame]]:
         """Yield (site, reply) as replies arrive, until the exchange is over.
 
         It is over when every site has answered or is lost.
@@ -263,11 +283,15 @@ class FlareTransport:
                 is_over = seconds <= 0 or all(
                     map(self.is_lost, exchange.list_missing())
                 )
-                if not exchange.new and not is_over:
+                has_news = exchange.new or exchange.error is not None
+                if not has_news and not is_over:
                     # No reply announces that a site is lost or the submission stopped,
                     # so both are looked at twice a second.
                     exchange.changed.wait(min(seconds, 0.5))
                 replies = exchange.take()
+                error = exchange.error
+            if error is not None:
+                raise error
             if self._stop.triggered:
                 raise TrainingError(
                     "NVFlare ended this submission, as it does if a site is lost"

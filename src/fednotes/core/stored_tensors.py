@@ -1,0 +1,153 @@
+"""Tensors in a file without a name, of which only those in use are in memory.
+
+The server keeps large replies and requests in such files (`docs/reliability.md`). The
+operating system deletes a file without a name when the last process that uses it ends,
+however it ends.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fednotes.core.errors import FednotesError, raising_os_errors_as
+from fednotes.core.tensors import copy_tensors, nbytes
+
+LARGE_BYTES = 10_000_000  # what is smaller stays in memory
+
+
+class Place(NamedTuple):
+    """The position of a tensor's elements in a buffer or file."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """The offset after the last element."""
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
+
+    def make_tensor(self, buffer: bytes | bytearray | memoryview | mmap.mmap) -> Tensor:
+        """Return the tensor at this place of a buffer, as a view of it."""
+        count = math.prod(self.shape)
+        if not count:
+            return torch.empty(self.shape, dtype=self.dtype)
+        is_boolean = self.dtype is torch.bool
+        raw_type = torch.uint8 if is_boolean else self.dtype
+        flat = torch.frombuffer(buffer, dtype=raw_type, count=count, offset=self.offset)
+        return flat.view(self.dtype).reshape(self.shape)
+
+
+class StoredBytes:
+    """Bytes in a file without a name, which are written from start to end.
+
+    Args:
+        folder: The folder on whose file system the bytes lie.
+
+    Raises:
+        FednotesError: Writing to disk failed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._size = 0
+        with self._naming_disk_errors():
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+
+    def append(self, piece: bytes | bytearray | memoryview) -> None:
+        """Write a piece behind the others.
+
+        Raises:
+            FednotesError: Writing to disk failed.
+        """
+        view = memoryview(piece).cast("B")
+        with self._naming_disk_errors():
+            while len(view):
+                num_written = self._file.write(view)
+                self._size += num_written
+                view = view[num_written:]
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return self._size
+
+    def __getitem__(self, part: slice) -> bytes:
+        """Return a part of the bytes, which must be small."""
+        start, stop, _ = part.indices(self._size)
+        return os.pread(self._file.fileno(), max(0, stop - start), start)
+
+    def map_tensor(self, place: Place) -> Tensor:
+        """Return a tensor of the file, which is in memory as long as it is used."""
+        start = place.offset // mmap.ALLOCATIONGRANULARITY
+        start *= mmap.ALLOCATIONGRANULARITY
+        if place.end == place.offset:
+            return place.make_tensor(b"")
+        window = mmap.mmap(
+            self._file.fileno(),
+            place.end - start,
+            offset=start,
+            access=mmap.ACCESS_COPY,  # changes would not reach the file
+        )
+        return place._replace(offset=place.offset - start).make_tensor(window)
+
+    def _naming_disk_errors(self) -> AbstractContextManager[None]:
+        """Turn an error of the disk into one that names the folder."""
+        return raising_os_errors_as(
+            FednotesError,
+            self._folder,
+            action="hold a large message",
+            ending=": make room on this disk, then resume the run",
+        )
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """Tensors by name. Each access maps a tensor into memory anew.
+
+    Args:
+        stored: The bytes in which they lie.
+        places: The place of each.
+    """
+
+    def __init__(self, stored: StoredBytes, places: Mapping[str, Place]) -> None:
+        self._stored = stored
+        self._places = places
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._stored.map_tensor(self._places[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def keep_tensors(tensors: Mapping[str, Tensor], folder: Path) -> Mapping[str, Tensor]:
+    """Return copies that later training steps do not change, large ones in a file.
+
+    Raises:
+        FednotesError: Writing to disk failed.
+    """
+    if nbytes(tensors) < LARGE_BYTES:
+        return copy_tensors(tensors)
+    stored = StoredBytes(folder)
+    places = {}
+    for name, value in tensors.items():
+        stored.append(bytes(-len(stored) % 64))
+        places[name] = Place(value.dtype, list(value.shape), len(stored))
+        if value.numel():
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            stored.append(flat.view(torch.uint8).numpy().data)
+    return StoredTensors(stored, places)
