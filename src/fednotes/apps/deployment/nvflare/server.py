@@ -11,6 +11,7 @@ This module has the server's end and the admin's. The sites' end is in `site.py`
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import math
@@ -219,14 +220,13 @@ class FlareTransport:
                 exchange, timeout=timeout, grace=grace, enough=enough
             )
         finally:
-            for task in tasks:
-                self._controller.cancel_task(task)
+            while tasks:
+                self._controller.cancel_task(tasks.pop())
             self._controller.communicator.check_tasks()  # removes the tasks now
-            for task in tasks:
-                # Each of these refers to the task, which would keep its frame in memory
-                # until Python's cyclic garbage collector runs.
-                task.client_tasks.clear()
-                task.last_client_task_map.clear()
+            if max(map(len, frames.values()), default=0) >= LARGE_BYTES:
+                # NVFlare's tasks and streams refer to themselves in cycles, and would
+                # keep the frames of several exchanges until Python looks for cycles.
+                gc.collect()
             self.failed = dict(exchange.failed)
 
     def _send(
