@@ -7,6 +7,8 @@
     privacy  scores by ε, and without differential privacy ("What differential privacy costs";
              `pays-privacy`, `phenotype-privacy`)
     growth   seconds and memory by the size of the work ("Growth" in docs/performance.md)
+    sites    seconds per round and memory by the number of sites, fednotes and Flower
+             ("Beside Flower's simulation", there too)
 
 The figures contain no number that is not in these tables.
 """
@@ -25,6 +27,11 @@ ROW = re.compile(rf"{NAME}(?:[^|]+\|){{3}} ([\d.]+) ± ([\d.]+) \|", re.MULTILIN
 GROWTH_ROW = re.compile(
     r"^\| ([a-z][^|]+) \| ([\d,]+) \| ([\d.e-]+) \| (\d+) \|$", re.MULTILINE
 )
+# | sites | fednotes, s per round | MB | Flower, s per round | MB |
+SITES_ROW = re.compile(
+    r"^\| ([\d,]+) \| ([\d.]+) \| ([\d,]+) \| ([\d.]+) \| ([\d,]+) \|$", re.MULTILINE
+)
+PROGRAMS = {"fednotes": "#0b6e6e", "Flower": "#c4572a"}
 DRAWN = {
     "default": "together",
     "FedAvg": "together, plain averaging",
@@ -206,6 +213,58 @@ def draw_growth(points: dict[str, list[Point]], out: Path) -> None:
     figure.savefig(out, metadata={"Software": None})
 
 
+def sites_points(page: str) -> dict[str, list[Point]]:
+    """Return each program's measured numbers of sites, from the table of a page."""
+    heading = "\n### Beside Flower's simulation\n"
+    section = page.partition(heading)[2].partition("\n## ")[0]
+    points: dict[str, list[Point]] = {program: [] for program in PROGRAMS}
+    for cells in SITES_ROW.findall(section):
+        sites, *numbers = (float(cell.replace(",", "")) for cell in cells)
+        points["fednotes"].append(Point(sites, *numbers[:2]))
+        points["Flower"].append(Point(sites, *numbers[2:]))
+    return points
+
+
+def draw_sites(points: dict[str, list[Point]], out: Path) -> None:
+    """Draw seconds per round, and memory beside; a line for each program."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(8.4, 3.1), dpi=150, layout="constrained"
+    )
+    for program, measured in points.items():
+        sites = [point.size for point in measured]
+        panels = {
+            left: [point.seconds for point in measured],
+            right: [point.megabytes for point in measured],
+        }
+        for axes, values in panels.items():
+            axes.plot(sites, values, color=PROGRAMS[program], marker="o", lw=2)
+            axes.text(
+                sites[-1] * 1.25,
+                values[-1],
+                program,
+                color=PROGRAMS[program],
+                va="center",
+            )
+    ticks = {left: (0.01, 0.1, 1, 10, 50), right: (500, 1000, 2000, 5000)}
+    left.set_ylabel("seconds per round")
+    right.set_ylabel("MB, all processes")
+    for axes, values in ticks.items():
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(sites, [f"{number:,.0f}" for number in sites])
+        axes.set_xlim(sites[0] * 0.8, sites[-1] * 5)
+        axes.minorticks_off()
+        axes.set_xlabel("sites")
+        axes.set_yticks(values, [f"{value:,g}" for value in values])
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, metadata={"Software": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
@@ -215,6 +274,7 @@ def main() -> None:
     draw(scores(results), out / "silos.png")
     draw_prices(prices(results), out / "privacy.png")
     draw_growth(growth(performance), out / "growth.png")
+    draw_sites(sites_points(performance), out / "sites.png")
 
 
 if __name__ == "__main__":

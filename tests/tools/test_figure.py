@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from figure import DRAWN, Point, growth, scores
+from figure import DRAWN, PROGRAMS, Point, growth, scores, sites_points
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 TABLE = """\
@@ -59,3 +59,36 @@ def test_growth_is_read_from_the_table_of_its_section() -> None:
 def test_the_page_of_performance_has_every_kind_of_work() -> None:
     page = (PAGE.parent / "performance.md").read_text("utf-8")
     assert [len(points) >= 3 for points in growth(page).values()] == [True] * 5
+
+
+def test_numbers_of_sites_are_read_from_the_table_beside_flower() -> None:
+    """Not from the table of sites before it, which has as many columns."""
+    page = """
+## Number of sites
+
+| 3 | 0.03 | 0.50 ms | | 0.51 GB |
+| 4 | 0.03 | 5 | 6.5 | 7 |
+
+### Beside Flower's simulation
+
+| sites | fednotes, s per round | MB | Flower, s per round | MB |
+|---:|---:|---:|---:|---:|
+| 1,000 | 4.370 | 2,095 | 48.883 | 6,913 |
+
+## Predictions
+
+| 5 | 0.03 | 5 | 6.5 | 7 |
+"""
+    assert sites_points(page) == {
+        "fednotes": [Point(1000, 4.37, 2095)],
+        "Flower": [Point(1000, 48.883, 6913)],
+    }
+
+
+def test_the_page_of_performance_has_both_programs_at_each_number_of_sites() -> None:
+    page = (PAGE.parent / "performance.md").read_text("utf-8")
+    points = sites_points(page)
+    assert [*points] == [*PROGRAMS]
+    assert {
+        program: [int(point.size) for point in points[program]] for program in points
+    } == {program: [3, 30, 300, 1000] for program in PROGRAMS}
