@@ -13,7 +13,8 @@ shows the cost of an exchange alone:
                 process, from site to site
     in process  the same with the in-process engine
     memory      MB: the peak of a process beyond what it held before the first exchange, for the
-                process of the job and the process that starts jobs, at the server and at a site
+                process of the job and the process that starts jobs, at the server and at a site;
+                a line below shows what the libraries of a job's processes take before it
     wire        bytes that cross one site's connection, both ways, relative to its tensors' bytes;
                 a relay counts them in a separate run, without acknowledgements of TCP
 
@@ -24,7 +25,9 @@ network is involved in that.
 
 The last line compares ten rounds of a method whose sites train 5 MB of parameters for
 --steps mini-batches per round with the same ten rounds in one process, where the sites
-train one after another. Processes are started once, before any measurement.
+train one after another. Each process computes on one thread: by default, each of the
+three sites' processes would start a thread for each core of the machine that they share.
+Processes are started once, before any measurement.
 """
 
 from __future__ import annotations
@@ -136,7 +139,7 @@ def server_main(setup: Setup, transport: Any) -> None:
     forget_peak()
     seconds = method(engine, case["nbytes"], case["rounds"], case["steps"])
     engine.end()
-    report = {"seconds": seconds, "memory": memory()[1] - before}
+    report = {"seconds": seconds, "memory": memory()[1] - before, "before": before}
     report |= {"frames": engine.bytes_up + engine.bytes_down}
     (setup.state / "told.json").write_text(json.dumps(report))
 
@@ -154,7 +157,8 @@ class Measured:
 
     def handle(self, frame: bytes) -> bytes:
         reply = self._host.handle(frame)
-        self._path.write_text(json.dumps({"memory": memory()[1] - self._before}))
+        report = {"memory": memory()[1] - self._before, "before": self._before}
+        self._path.write_text(json.dumps(report))
         return reply
 
     def close(self) -> None:
@@ -205,6 +209,7 @@ def start(kit: Path) -> None:
         launch.SERVER_MAIN: f"{script.stem}:server_main",
         launch.SITE_MAIN: f"{script.stem}:site_main",
         NO_WATCH_VARIABLE: "1",
+        "OMP_NUM_THREADS": "1",  # three sites share the cores of this machine
         "PYTHONPATH": os.pathsep.join([str(script.parent), *filter(None, sys.path)]),
     }
     processes.start(kit, variables)
@@ -244,7 +249,11 @@ with connecting_to_server(Path(sys.argv[1]), sys.argv[2], 30) as server:
 def run(
     kits: Mapping[str, Path], name: str, nbytes: int, rounds: int, steps: int
 ) -> list[Any]:
-    """Run a case as a job; return the seconds of its rounds, and peaks of memory in bytes."""
+    """Run a case as a job; return the seconds of its rounds, and bytes of memory.
+
+    The bytes are the peaks of the server's job, the server, a site's job and the site,
+    and what the jobs of the server and the site took before the first exchange.
+    """
     base = kits["server"].parents[1]
     case = {"nbytes": nbytes, "rounds": rounds, "steps": steps}
     folder = kit_files.write_job_folder(
@@ -281,6 +290,8 @@ def run(
         peaks[0],
         reports[1]["memory"],
         peaks[1],
+        reports[0]["before"],
+        reports[1]["before"],
     ]
 
 
@@ -365,12 +376,17 @@ def table(kits: Mapping[str, Path], sizes: Sequence[int], exchanges: int) -> Non
         base = kits["server"].parents[1]
         direct = statistics.median(handed_over(base, nbytes, exchanges + 1, 0)[1:])
         in_process = statistics.median(alone(nbytes, exchanges + 1, 0)[1:])
-        job, parent, site, own_peak = (peak / 1e6 for peak in peaks)
+        job, parent, site, own_peak, *before = (peak / 1e6 for peak in peaks)
         print(
             f"{nbytes / 1e6:>10g}{statistics.median(seconds[1:]):>12.3f}{seconds[0]:>8.2f}"
             f"{direct:>12.3f}{in_process:>12.4f}{job:>14.0f}{parent:>10.0f}{site:>12.0f}{own_peak:>10.0f}",
             flush=True,
         )
+    server_before, site_before = before
+    print(
+        f"before the first exchange: {server_before:.0f} MB of the server's job, "
+        f"{site_before:.0f} MB of a site's"
+    )
 
 
 def main() -> None:
