@@ -36,6 +36,7 @@ _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
 _MAX_LINKS = 40  # in a chain of links, the limit of the operating system
 ATTEMPTS = 5  # at renaming a folder while other processes do the same
 BLOCK_BYTES = 4096  # block size of most file systems
+LARGE_BYTES = 10_000_000  # smaller messages stay in memory
 DIRECT_BYTES = 2**22  # written at a time past the cache; smaller files are not
 _LOCK_ATTEMPTS = 3  # at locking a folder that other processes may clean up
 

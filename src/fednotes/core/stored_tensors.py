@@ -7,6 +7,7 @@ however it ends.
 
 from __future__ import annotations
 
+import copy
 import math
 import mmap
 import os
@@ -14,6 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +23,8 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import FednotesError, raising_os_errors_as
+from fednotes.core.store import LARGE_BYTES
 from fednotes.core.tensors import copy_tensors, nbytes
-
-LARGE_BYTES = 10_000_000  # what is smaller stays in memory
 
 
 class Place(NamedTuple):
@@ -61,10 +62,12 @@ class StoredBytes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._start = 0
         self._size = 0
         with self._naming_disk_errors():
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
+        # Parts of these bytes share the file, which is closed with the last of them.
+        self._closing = _Closing(self._file)
 
     def append(self, piece: bytes | bytearray | memoryview) -> None:
         """Write a piece behind the others.
@@ -86,21 +89,29 @@ class StoredBytes:
     def __getitem__(self, part: slice) -> bytes:
         """Return a part of the bytes, which must be small."""
         start, stop, _ = part.indices(self._size)
-        return os.pread(self._file.fileno(), max(0, stop - start), start)
+        return os.pread(self._file.fileno(), max(0, stop - start), self._start + start)
+
+    def cut(self, start: int, stop: int) -> StoredBytes:
+        """Return a part of the bytes, without a copy; nothing can be appended to it."""
+        start, stop, _ = slice(start, stop).indices(self._size)
+        part = copy.copy(self)
+        part._start = self._start + start
+        part._size = max(0, stop - start)
+        return part
 
     def map_tensor(self, place: Place) -> Tensor:
         """Return a tensor of the file, which is in memory as long as it is used."""
-        start = place.offset // mmap.ALLOCATIONGRANULARITY
-        start *= mmap.ALLOCATIONGRANULARITY
         if place.end == place.offset:
             return place.make_tensor(b"")
+        offset = self._start + place.offset
+        excess = offset % mmap.ALLOCATIONGRANULARITY  # windows begin at its multiples
         window = mmap.mmap(
             self._file.fileno(),
-            place.end - start,
-            offset=start,
+            excess + place.end - place.offset,
+            offset=offset - excess,
             access=mmap.ACCESS_COPY,  # changes would not reach the file
         )
-        return place._replace(offset=place.offset - start).make_tensor(window)
+        return place._replace(offset=excess).make_tensor(window)
 
     def _naming_disk_errors(self) -> AbstractContextManager[None]:
         """Turn an error of the disk into one that names the folder."""
@@ -110,6 +121,13 @@ class StoredBytes:
             action="hold a large message",
             ending=": make room on this disk, then resume the run",
         )
+
+
+class _Closing:
+    """Closes a file when nothing refers to this object any more."""
+
+    def __init__(self, file: FileIO) -> None:
+        weakref.finalize(self, file.close)
 
 
 class StoredTensors(Mapping[str, Tensor]):

@@ -192,8 +192,8 @@ def test_wrong_numbers_of_patients_are_refused_with_the_site(
 # reasons and events
 
 
-def test_a_reason_without_a_reply_is_shown_in_one_short_line(tmp_path: Path) -> None:
-    exchange = flare.FlareExchange(("a", "b"), tmp_path)
+def test_a_reason_without_a_reply_is_shown_in_one_short_line() -> None:
+    exchange = flare.FlareExchange(("a", "b"))
     reasons = ["x" * 10**6 + "\x1b[2J\n", {"no": ["text"]}]
     for site, reason in zip("ab", reasons, strict=True):
         result = make_reply("EXECUTION_EXCEPTION", headers={flare.REASON: reason})

@@ -76,7 +76,7 @@ from fednotes.apps.deployment.rules.policy import (
     check_participation,
 )
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
-from fednotes.core.stored_tensors import LARGE_BYTES, StoredBytes
+from fednotes.core.store import LARGE_BYTES
 from fednotes.engines import launch
 
 ROLES = ("project_admin", "lead", "org_admin", "member")
@@ -354,7 +354,7 @@ def test_the_memory_of_the_pieces_of_a_large_frame_is_returned() -> None:
     before = measure_memory()
     processes.free_pieces_of(b"small")
     assert before - measure_memory() < 5_000_000
-    processes.free_pieces_of(bytes(processes.LARGE_FRAME_BYTES))
+    processes.free_pieces_of(bytes(LARGE_BYTES))
     assert before - measure_memory() > 30_000_000
 
 
@@ -485,23 +485,14 @@ def test_a_large_frame_is_freed_when_its_exchange_is_over(tmp_path: Path) -> Non
         gc.enable()
 
 
-def test_a_large_reply_is_held_in_a_file_without_a_name(tmp_path: Path) -> None:
-    plan = {"a": (0.0, answer)}
-    frame = bytes(range(250)) * (LARGE_BYTES // 250)
-    replies = transport(Pretend(plan), tmp_path).exchange(
-        {"a": frame}, timeout=9, grace=9, enough=1
-    )
-    ((_, reply),) = replies
-    assert isinstance(reply, StoredBytes)
-    assert reply[:] == frame[::-1]
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_exchange_ends_if_a_large_reply_cannot_be_held(tmp_path: Path) -> None:
-    folder = tmp_path / "missing"
-    sent = transport(Pretend({"a": (0.0, answer)}), folder)
-    with pytest.raises(FednotesError, match=r"cannot hold a large message.*make room"):
-        list(sent.exchange({"a": bytes(LARGE_BYTES)}, timeout=9, grace=9, enough=1))
+def test_an_exchange_ends_if_the_disk_has_no_room_for_a_reply(tmp_path: Path) -> None:
+    sent = transport(Pretend({"a": (9.0, answer)}), tmp_path)
+    problem = FednotesError("the disk is full")
+    threading.Timer(0.2, sent.end_with, [problem]).start()
+    start = time.monotonic()
+    with pytest.raises(FednotesError, match="the disk is full"):
+        list(sent.exchange({"a": b"1"}, timeout=9, grace=9, enough=1))
+    assert time.monotonic() - start < 5
 
 
 def test_watchers_of_a_run_learn_why_it_pauses(tmp_path: Path) -> None:

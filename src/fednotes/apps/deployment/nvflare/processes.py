@@ -58,7 +58,13 @@ from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import ConfigError, FednotesError, needs, raising_os_errors_as
 from fednotes.core.parsing import read_json_table
 from fednotes.core.settings import build, checked
-from fednotes.core.store import lock, locking_file, make_private, open_private
+from fednotes.core.store import (
+    LARGE_BYTES,
+    lock,
+    locking_file,
+    make_private,
+    open_private,
+)
 
 # Names the kit's folder in the environment of its processes.
 KIT_VARIABLE = "FEDNOTES_KIT"
@@ -106,7 +112,6 @@ _ENVIRONMENT = {
     # By default, NVFlare waits 900 s at the end for a lost site.
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",
 }
-LARGE_FRAME_BYTES = 10_000_000  # for smaller frames, freeing takes longer than it helps
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
 START_LOCK_FILE = ".start.lock"  # in a kit; held while its process is started
 CONTACT_FILE = Path("state") / "contact.json"
@@ -145,8 +150,12 @@ def free_pieces_of(frame: bytes) -> None:
     NVFlare receives a frame in pieces and joins them. The C library would keep the
     memory of the pieces, which is as much as the frame, for later use.
     """
-    if len(frame) < LARGE_FRAME_BYTES:
-        return
+    if len(frame) >= LARGE_BYTES:  # otherwise, this takes longer than it helps
+        return_free_memory()
+
+
+def return_free_memory() -> None:
+    """Return memory that this process no longer uses to the operating system."""
     with suppress(AttributeError):  # only glibc has this function
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -32,7 +32,8 @@ from fednotes.apps.deployment.nvflare.gate import (
     permitting_upload,
     shorten_debug_texts,
 )
-from fednotes.apps.deployment.nvflare.processes import free_pieces_of
+from fednotes.apps.deployment.nvflare.large_replies import receive_into_files
+from fednotes.apps.deployment.nvflare.processes import return_free_memory
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import (
     FednotesError,
@@ -42,7 +43,8 @@ from fednotes.core.errors import (
     needs,
 )
 from fednotes.core.messages import Frame, ReceivedFrame
-from fednotes.core.stored_tensors import LARGE_BYTES, StoredBytes
+from fednotes.core.store import LARGE_BYTES
+from fednotes.core.stored_tensors import StoredBytes
 from fednotes.engines import launch
 from fednotes.engines.launch import Setup
 
@@ -87,20 +89,16 @@ class FlareExchange:
 
     Attributes:
         sites: The sites that received the request.
-        folder: Where large replies lie, in files without names.
         new: Replies not yet returned by `take`.
         answered: The sites that have replied.
         failed: The sites that cannot reply, each with the reason.
-        error: Why a reply cannot be held here; None if all can.
         changed: Guards the attributes and is notified of each reply.
     """
 
     sites: tuple[str, ...]
-    folder: Path
     new: list[tuple[str, ReceivedFrame]] = field(default_factory=list)
     answered: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
-    error: FednotesError | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def receive(
@@ -113,18 +111,9 @@ class FlareExchange:
         site = client_task.client.name
         frame = result.get(FRAME)
         is_ok = result.get_return_code() == ReturnCode.OK
-        has_frame = is_ok and isinstance(frame, bytes)
-        error = None
-        if has_frame:
-            free_pieces_of(frame)
-            try:
-                frame = self._hold(frame)
-            except FednotesError as problem:
-                error = problem
+        has_frame = is_ok and isinstance(frame, bytes | StoredBytes)
         with self.changed:
-            if error is not None:
-                self.error = error
-            elif has_frame:
+            if has_frame:
                 self.new.append((site, frame))
                 self.answered.add(site)
             else:
@@ -133,14 +122,6 @@ class FlareExchange:
                 self.failed[site] = clean(reason)  # the site may send anything
             client_task.result = None  # otherwise the frame would be in memory twice
             self.changed.notify_all()
-
-    def _hold(self, frame: bytes) -> ReceivedFrame:
-        """Return a reply; a large one lies in a file, so that it takes no memory."""
-        if len(frame) < LARGE_BYTES:
-            return frame
-        stored = StoredBytes(self.folder)
-        stored.append(frame)
-        return stored
 
     def list_missing(self) -> tuple[str, ...]:
         """Return the sites that have neither answered nor failed."""
@@ -184,6 +165,7 @@ class FlareTransport:
         self.failed: Mapping[str, str] = {}
         self.pause = threading.Event()
         self.lines: list[Mapping[str, Any]] = []
+        self._error: FednotesError | None = None  # why this process cannot go on
         self._controller = controller
         self._fl_ctx = fl_ctx
         self._stop = stop
@@ -212,8 +194,9 @@ class FlareTransport:
 
         Raises:
             TrainingError: The job was stopped.
+            FednotesError: The disk has no room for a large reply.
         """
-        exchange = FlareExchange(tuple(frames), self._setup.state)
+        exchange = FlareExchange(tuple(frames))
         tasks = self._send(exchange, frames, math.ceil(timeout) + 5)
         try:
             yield from self._collect_replies(
@@ -227,6 +210,7 @@ class FlareTransport:
                 # NVFlare's tasks and streams refer to themselves in cycles, and would
                 # keep the frames of several exchanges until Python looks for cycles.
                 gc.collect()
+                return_free_memory()
             self.failed = dict(exchange.failed)
 
     def _send(
@@ -283,15 +267,13 @@ class FlareTransport:
                 is_over = seconds <= 0 or all(
                     map(self.is_lost, exchange.list_missing())
                 )
-                has_news = exchange.new or exchange.error is not None
-                if not has_news and not is_over:
-                    # No reply announces that a site is lost or the submission stopped,
-                    # so both are looked at twice a second.
+                if not exchange.new and not is_over:
+                    # No reply announces that a site is lost, the submission stopped or
+                    # the disk is full, so these are looked at twice a second.
                     exchange.changed.wait(min(seconds, 0.5))
                 replies = exchange.take()
-                error = exchange.error
-            if error is not None:
-                raise error
+            if self._error is not None:
+                raise self._error
             if self._stop.triggered:
                 raise TrainingError(
                     "NVFlare ended this submission, as it does if a site is lost"
@@ -299,6 +281,10 @@ class FlareTransport:
             yield from replies
             if is_over:
                 return
+
+    def end_with(self, error: FednotesError) -> None:
+        """End the exchange under way, and all later ones, with an error."""
+        self._error = error
 
     def is_lost(self, site: str) -> bool:
         """Return whether a site takes no part in this submission.
@@ -453,6 +439,7 @@ class FednotesController(Controller):
             return
 
         transport = FlareTransport(self, fl_ctx, abort_signal, setup)
+        receive_into_files(setup.state, transport.end_with)
         for topic in (PROGRESS, PAUSE):
             self._engine.register_app_command(topic, transport.answer_command)
         # Give the sites to which the job was deployed some time to begin.

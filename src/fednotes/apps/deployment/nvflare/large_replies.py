@@ -1,0 +1,155 @@
+"""Receive large replies into files without names, in the server's process of a job.
+
+NVFlare keeps the pieces of a message in memory until the last one has arrived, and then
+joins them. If several sites answer at the same time, each reply takes its size up to
+twice. `receive_into_files` makes NVFlare append the pieces of a large message to a file
+and return a long value of the message as a part of this file (`StoredBytes`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import FednotesError, needs
+from fednotes.core.store import LARGE_BYTES
+from fednotes.core.stored_tensors import StoredBytes
+
+with needs("nvflare", "deploy"):
+    from nvflare.fuel.f3.cellnet import cell
+    from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+    from nvflare.fuel.f3.message import Message
+    from nvflare.fuel.f3.streaming import blob_streamer
+    from nvflare.fuel.utils import fobs
+    from nvflare.fuel.utils.buffer_list import ConsumableBufferList
+    from nvflare.fuel.utils.fobs import lobs
+    from nvflare.fuel.utils.fobs.datum import TEN_MEGA, Datum, DatumManager
+    from nvflare.fuel.utils.fobs.decomposer import Internalizer
+
+# The long value begins at a multiple of this many bytes, as in memory.
+ALIGN = 64
+# NVFlare puts values of more than TEN_MEGA bytes in sections of their own, behind the
+# section with all others.
+MAX_FIRST_SECTION = 2 * TEN_MEGA
+_decode_by_nvflare = cell.decode_payload
+
+
+class Pieces(ConsumableBufferList):
+    """The pieces of a message, as NVFlare receives them.
+
+    Args:
+        folder: The folder on whose file system those of a large message lie.
+        report: Called with the error if they cannot be written there.
+
+    """
+
+    def __init__(self, folder: Path, report: Callable[[FednotesError], None]) -> None:
+        super().__init__()
+        self._folder = folder
+        self._report = report
+        self._size = 0
+        self._stored: StoredBytes | None = None
+        self._padding = 0
+
+    def append(self, piece: Any) -> None:
+        """Add a piece.
+
+        Raises:
+            FednotesError: Writing to disk failed.
+        """
+        super().append(piece)
+        self._size += len(piece)
+        if self._size < LARGE_BYTES:
+            return
+        try:
+            if self._stored is None:
+                self._stored = StoredBytes(self._folder)
+                self._padding = _compute_padding(bytes(self[0][: lobs.HEADER_LEN]))
+                self._stored.append(bytes(self._padding))
+            for each in self:
+                self._stored.append(each)
+            self.clear()
+        except FednotesError as error:
+            self._report(error)
+            raise
+
+    @property
+    def stored(self) -> StoredBytes | None:
+        """The message in a file; None if it is small, so that the list contains it."""
+        if self._stored is None:
+            return None
+        return self._stored.cut(self._padding, len(self._stored))
+
+
+def _compute_padding(header: bytes) -> int:
+    """Return how many bytes before a message align the value of its second section.
+
+    Args:
+        header: The first bytes of the message.
+    """
+    _, _, first_section_bytes = lobs.HEADER_STRUCT.unpack(header)
+    value_start = first_section_bytes + 2 * lobs.HEADER_LEN + lobs.DATUM_ID_LEN
+    return int(-value_start % ALIGN)
+
+
+def receive_into_files(folder: Path, report: Callable[[FednotesError], None]) -> None:
+    """Make this process receive large messages into files without names.
+
+    Args:
+        folder: The folder on whose file system they lie.
+        report: Called with the error if they cannot be written there.
+    """
+    blob_streamer.ConsumableBufferList = lambda: Pieces(folder, report)
+    cell.decode_payload = _decode_payload
+
+
+def _decode_payload(
+    message: Message,
+    encoding_key: str = MessageHeaderKey.PAYLOAD_ENCODING,
+    fobs_ctx: dict[str, Any] | None = None,
+) -> None:
+    """Decode a message, in place of NVFlare's function with the same arguments."""
+    stored = getattr(message.payload, "stored", None)
+    if stored is None:
+        _decode_by_nvflare(message, encoding_key, fobs_ctx)
+        return
+    message.set_header(MessageHeaderKey.PAYLOAD_LEN, len(stored))
+    message.payload = load_stored(stored, fobs_ctx)
+    message.remove_header(encoding_key)
+
+
+def load_stored(stored: StoredBytes, fobs_ctx: dict[str, Any] | None = None) -> Any:
+    """Return the object in a large message, as `lobs.load_from_stream` of NVFlare does.
+
+    A long value is a part of the stored bytes.
+
+    Raises:
+        ValueError: The bytes are not such a message.
+    """
+    manager = DatumManager(fobs_ctx=fobs_ctx)
+    first_section = b""
+    offset = 0
+    while offset < len(stored):
+        start = offset + lobs.HEADER_LEN
+        header = lobs._Header.from_bytes(stored[offset:start])
+        offset = start + header.size
+        section = stored.cut(start, offset)
+        if len(section) != header.size:
+            raise ValueError("a section is longer than its message")
+        if not first_section:
+            if (
+                header.marker != lobs.MARKER_MAIN
+                or not 0 < header.size < MAX_FIRST_SECTION
+            ):
+                raise ValueError("the first section has another kind or size")
+            first_section = section[:]
+            continue
+        if header.marker != lobs.MARKER_DATUM_BLOB or header.dot:
+            raise ValueError("a section has a kind that no run needs")
+        value = section.cut(lobs.DATUM_ID_LEN, len(section))
+        datum = Datum.blob_datum(value)
+        datum.datum_id = str(uuid.UUID(bytes=section[: lobs.DATUM_ID_LEN]))
+        manager.add_datum(datum)
+    return Internalizer(manager).internalize(fobs.deserialize(first_section, manager))
