@@ -91,6 +91,9 @@ class StoredBytes:
         start, stop, _ = part.indices(self._size)
         return os.pread(self._file.fileno(), max(0, stop - start), self._start + start)
 
+    def __bytes__(self) -> bytes:
+        return self[:]
+
     def cut(self, start: int, stop: int) -> StoredBytes:
         """Return a part of the bytes, without a copy; nothing can be appended to it."""
         start, stop, _ = slice(start, stop).indices(self._size)

@@ -70,7 +70,7 @@ def test_a_large_reply_arrives_in_a_file_without_a_name(
     assert received[name] == 1
     stored = received[flare.FRAME]
     assert isinstance(stored, StoredBytes)
-    assert stored[: len(frame)] == frame
+    assert bytes(stored) == frame
     assert not list(tmp_path.iterdir())
     reply = decode_reply(stored)
     assert reply.update is not None
