@@ -472,18 +472,21 @@ class QuestionHistory:
                 that site.
         """
         newest_tensors = received or self.newest_tensors
+        # The tensors on which the answer depends: those of this request, of an earlier
+        # request of the round, or of an earlier round if this request refers to them.
         if received:
             round_tensors = newest_tensors
         elif not request.first:
             round_tensors = self.round_tensors
         else:
             round_tensors = newest_tensors if request.tensors_of_request else b""
+        round_number = -1 if request.preparing else request.round
         question = hash_parts(
             "question",
             self.prepared,
             self.history if strict else b"",
             request.task,
-            -1 if request.preparing else request.round,
+            round_number,
             json.dumps(dict(request.options), sort_keys=True),
             round_tensors,
         )
