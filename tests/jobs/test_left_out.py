@@ -466,6 +466,15 @@ def _job_of(folder: Path, changes: dict[str, Any]) -> Job:
     return parse_job(present, "tiny", folder, "tiny.toml")
 
 
+def test_more_numbers_of_sentences_than_a_table_can_show_are_refused(
+    tmp_path: Path,
+) -> None:
+    numbers = list(range(1, 22))
+    with pytest.raises(ConfigError, match="sentences has 21 numbers: give at most 20"):
+        make_job(tmp_path, left_out={"sentences": numbers})
+    make_job(tmp_path, left_out={"sentences": numbers[:20]})
+
+
 def test_sites_without_a_common_type_are_refused(tmp_path: Path) -> None:
     for name, label in zip(NAMES, ("Drug", "Gene", "Test"), strict=True):
         write_site(tmp_path, name, label)

@@ -17,6 +17,7 @@ from phenotype_scores import summary_of as of_patients
 
 from fednotes.core.errors import DataError
 from fednotes.jobs.results import read_result
+from fednotes.jobs.seeds import read_seeds
 from fednotes.report.html import choose_ticks, format_tick, write_report
 
 
@@ -570,6 +571,19 @@ def test_a_summary_of_too_many_sites_is_refused(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"sites": sites}))
     with pytest.raises(DataError, match=r"sites: .*at most 10000"):
         read_result(tmp_path)
+
+
+def test_a_summary_with_a_huge_table_of_left_out_sites_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Each site has a model of its own name, so 400 of them make 160,000 cells."""
+    left_out = {f"s{n}": {f"m{n}": {"strict": {"f1": 0.5}}} for n in range(400)}
+    (tmp_path / "summary.json").write_text(json.dumps({"left_out": left_out}))
+    with pytest.raises(DataError, match=r"left_out: .*400 sites and 400 models"):
+        read_result(tmp_path)
+    (tmp_path / "seeds.json").write_text(json.dumps({"left_out": left_out}))
+    with pytest.raises(DataError, match=r"left_out: .*400 sites and 400 models"):
+        read_seeds(tmp_path)
 
 
 def _with_f1(*values: float) -> dict[str, Any]:

@@ -58,8 +58,9 @@ from fednotes.metrics.paired_tests import Bootstrap
 from fednotes.metrics.spans import Scores
 from fednotes.privacy.promise import Privacy
 
-# A tag of a word, such as "B-Drug", which a label map must not use as a type's name.
 _MAX_JOINED = 3  # findings that one message joins
+_MAX_SENTENCE_NUMBERS = 20  # in [left_out]; two models are trained on each
+# A tag of a word, such as "B-Drug", which a label map must not use as a type's name.
 _TAG = re.compile("O|[BIES]-.*", re.DOTALL)
 _SHARE = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 
@@ -409,7 +410,7 @@ class LeftOutConfig:
         sentences: Numbers of the site's training sentences. On each number of them, the
             federated model of the other sites is fine-tuned, and a new model is trained
             from scratch. Sentences are chosen at random, and a larger number contains
-            those of a smaller one. `[]` trains neither.
+            those of a smaller one. At most 20 numbers; `[]` trains neither.
         steps: Number of mini-batches in each of these trainings. It is fixed, because
             so few sentences leave none to decide when to stop.
         batch_size: Number of sentences in a mini-batch.
@@ -420,6 +421,14 @@ class LeftOutConfig:
     steps: PositiveInt = 300
     batch_size: PositiveInt = 8
     learning_rate: NonNegativeFloat = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse more trainings than the table of a report can show."""
+        if len(self.sentences) > _MAX_SENTENCE_NUMBERS:
+            raise ConfigError(
+                f"sentences has {len(self.sentences):,} numbers: give at most "
+                f"{_MAX_SENTENCE_NUMBERS}"
+            )
 
 
 class CountTable(NamedTuple):

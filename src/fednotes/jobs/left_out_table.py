@@ -8,11 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from fednotes.core.parsing import find_number
 
 ScoresOfSite = Mapping[str, Mapping[str, Any]]  # by model
+# Largest number of cells in a table: a report shows each of them.
+MAX_CELLS = 100_000
+
+
+def _require_few_cells(
+    left_out: dict[str, dict[str, dict[str, Any]]],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the scores at left-out sites.
+
+    Raises:
+        PydanticCustomError: Their table has more cells than a report can show.
+    """
+    models = {name for scores in left_out.values() for name in scores}
+    if len(left_out) * len(models) > MAX_CELLS:
+        message = (
+            f"{len(left_out):,} sites and {len(models):,} models make a table of more "
+            f"than {MAX_CELLS:,} cells; copy the run's folder again"
+        )
+        raise PydanticCustomError("too_large", "{message}", {"message": message})
+    return left_out
+
+
+# Left-out site → model → scores, as in summary.json and seeds.json.
+LeftOutScores = Annotated[
+    dict[str, dict[str, dict[str, Any]]], AfterValidator(_require_few_cells)
+]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,11 @@ from fednotes.core.parsing import as_mapping, find_number
 from fednotes.core.store import write_json
 from fednotes.core.wording import format_duration, format_size
 from fednotes.jobs.causes import Cause
-from fednotes.jobs.left_out_table import LeftOutTable, make_left_out_table
+from fednotes.jobs.left_out_table import (
+    LeftOutScores,
+    LeftOutTable,
+    make_left_out_table,
+)
 from fednotes.jobs.metrics_file import METRICS
 from fednotes.jobs.run_files import OptionalNumber, read_versioned
 from fednotes.jobs.score_layouts import SCORES, WORDINGS, DataWording
@@ -141,7 +145,7 @@ class RunResult(BaseModel):
     marks: dict[str, str] = {}
     paired: dict[str, dict[str, PairedDifference]] = {}
     paired_mean: dict[str, PairedDifference] = {}
-    left_out: dict[str, dict[str, dict[str, Any]]] = {}
+    left_out: LeftOutScores = {}
     left_out_mean: dict[str, dict[str, Any]] = {}
     left_out_types: dict[str, list[str]] = {}
     config: dict[str, Any] = {}

@@ -21,7 +21,11 @@ from fednotes.core.store import LOCK, reserving_folder, write_json
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.left_out_table import LeftOutTable, make_left_out_table
+from fednotes.jobs.left_out_table import (
+    LeftOutScores,
+    LeftOutTable,
+    make_left_out_table,
+)
 from fednotes.jobs.progress import AnyListener, ProgressListener, to_listener
 from fednotes.jobs.results import BASELINES, SUMMARY, RunResult, read_result
 from fednotes.jobs.run_files import VERSION, OptionalNumber, read_versioned
@@ -109,7 +113,7 @@ class SeedsResult(BaseModel):
     sites: dict[str, dict[str, dict[str, Any]]] = {}
     mean: dict[str, dict[str, Any]] = {}
     micro: dict[str, dict[str, Any]] = {}
-    left_out: dict[str, dict[str, dict[str, Any]]] = {}
+    left_out: LeftOutScores = {}
     left_out_mean: dict[str, dict[str, Any]] = {}
     left_out_types: dict[str, list[str]] = {}
     bytes_up: dict[str, Any] = {}
