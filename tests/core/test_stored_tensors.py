@@ -20,7 +20,8 @@ from fednotes.core.messages import (
     decode_reply,
     encode_message,
 )
-from fednotes.core.stored_tensors import StoredBytes, StoredTensors, keep_tensors
+from fednotes.core.stored_bytes import StoredBytes
+from fednotes.core.stored_tensors import StoredTensors, keep_tensors
 from fednotes.core.tensors import fingerprint_tensors, list_shapes
 from fednotes.core.update import Total, Update
 

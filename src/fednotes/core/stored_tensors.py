@@ -1,29 +1,21 @@
 """Tensors in a file without a name, of which only those in use are in memory.
 
-The server keeps large replies and requests in such files (`docs/reliability.md`). The
-operating system deletes a file without a name when the last process that uses it ends,
-however it ends.
+The server keeps large replies and requests in such files (`docs/reliability.md`).
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import mmap
-import os
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import FednotesError, raising_os_errors_as
 from fednotes.core.store import LARGE_BYTES
+from fednotes.core.stored_bytes import StoredBytes
 from fednotes.core.tensors import copy_tensors, nbytes
 
 
@@ -50,89 +42,6 @@ class Place(NamedTuple):
         return flat.view(self.dtype).reshape(self.shape)
 
 
-class StoredBytes:
-    """Bytes in a file without a name, which are written from start to end.
-
-    Args:
-        folder: The folder on whose file system the bytes lie.
-
-    Raises:
-        FednotesError: Writing to disk failed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._start = 0
-        self._size = 0
-        with self._naming_disk_errors():
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-        # Parts of these bytes share the file, which is closed with the last of them.
-        self._closing = _Closing(self._file)
-
-    def append(self, piece: bytes | bytearray | memoryview) -> None:
-        """Write a piece behind the others.
-
-        Raises:
-            FednotesError: Writing to disk failed.
-        """
-        view = memoryview(piece).cast("B")
-        with self._naming_disk_errors():
-            while len(view):
-                num_written = self._file.write(view)
-                self._size += num_written
-                view = view[num_written:]
-
-    def __len__(self) -> int:
-        """Return the number of bytes."""
-        return self._size
-
-    def __getitem__(self, part: slice) -> bytes:
-        """Return a part of the bytes, which must be small."""
-        start, stop, _ = part.indices(self._size)
-        return os.pread(self._file.fileno(), max(0, stop - start), self._start + start)
-
-    def __bytes__(self) -> bytes:
-        return self[:]
-
-    def cut(self, start: int, stop: int) -> StoredBytes:
-        """Return a part of the bytes, without a copy; nothing can be appended to it."""
-        start, stop, _ = slice(start, stop).indices(self._size)
-        part = copy.copy(self)
-        part._start = self._start + start
-        part._size = max(0, stop - start)
-        return part
-
-    def map_tensor(self, place: Place) -> Tensor:
-        """Return a tensor of the file, which is in memory as long as it is used."""
-        if place.end == place.offset:
-            return place.make_tensor(b"")
-        offset = self._start + place.offset
-        excess = offset % mmap.ALLOCATIONGRANULARITY  # windows begin at its multiples
-        window = mmap.mmap(
-            self._file.fileno(),
-            excess + place.end - place.offset,
-            offset=offset - excess,
-            access=mmap.ACCESS_COPY,  # changes would not reach the file
-        )
-        return place._replace(offset=excess).make_tensor(window)
-
-    def _naming_disk_errors(self) -> AbstractContextManager[None]:
-        """Turn an error of the disk into one that names the folder."""
-        return raising_os_errors_as(
-            FednotesError,
-            self._folder,
-            action="hold a large message",
-            ending=": make room on this disk, then resume the run",
-        )
-
-
-class _Closing:
-    """Closes a file when nothing refers to this object any more."""
-
-    def __init__(self, file: FileIO) -> None:
-        weakref.finalize(self, file.close)
-
-
 class StoredTensors(Mapping[str, Tensor]):
     """Tensors by name. Each access maps a tensor into memory anew.
 
@@ -146,7 +55,11 @@ class StoredTensors(Mapping[str, Tensor]):
         self._places = places
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._stored.map_tensor(self._places[name])
+        place = self._places[name]
+        if place.end == place.offset:
+            return place.make_tensor(b"")
+        window = self._stored.map_window(place.offset, place.end)
+        return place._replace(offset=window.offset).make_tensor(window.buffer)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -12,6 +12,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -339,6 +341,15 @@ def test_the_check_period_reaches_the_communicator() -> None:
     flare.FednotesController(task_check_period=0.013).set_communicator(communicator)
     assert communicator._task_check_period == 0.013
     assert "_task_check_period" in WFCommServer.wait_for_task.__code__.co_names
+
+
+def test_a_kits_main_process_does_without_torch() -> None:
+    """It relays messages only; torch would take it a quarter of a gigabyte."""
+    package = "fednotes.apps.deployment.nvflare"
+    modules = ("processes", "gate", "presence", "watch", "server", "large_replies")
+    names = ", ".join(f"{package}.{module}" for module in modules)
+    program = f"import sys, {names}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def measure_memory() -> int:

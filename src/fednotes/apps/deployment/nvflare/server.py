@@ -42,9 +42,8 @@ from fednotes.core.errors import (
     describe_place,
     needs,
 )
-from fednotes.core.messages import Frame, ReceivedFrame
 from fednotes.core.store import LARGE_BYTES
-from fednotes.core.stored_tensors import StoredBytes
+from fednotes.core.stored_bytes import StoredBytes
 from fednotes.engines import launch
 from fednotes.engines.launch import Setup
 
@@ -60,6 +59,9 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.sec.audit import AuditService
 
 T = TypeVar("T")
+# As in `core/messages.py`, without torch, which a kit's main process does not need.
+Frame = bytes | bytearray | memoryview
+ReceivedFrame = Frame | StoredBytes
 # The default main function; the machine's operator may name another.
 MAIN = "fednotes.apps.deployment.server:server_main"
 TASK = "exchange"
