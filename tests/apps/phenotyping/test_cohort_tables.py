@@ -7,6 +7,7 @@ i name term i % 3.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from patient_files import SECRET, job, labels_of, load, save_model, write, write
 from fednotes.api import evaluate
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import trying_to_lock_folder
+from fednotes.encoders.token_cache import clear_caches
 from fednotes.jobs.job import load_sites
 
 TERMS = ("asthma", "cough", "gout")
@@ -276,13 +278,29 @@ def test_evaluate_refuses_notes_without_labels(
 # the cache of concepts
 
 
+def test_concepts_in_the_cache_of_a_site_can_be_cleared(place: Path) -> None:
+    """They lie in a folder of their own; the rest of the folder is left as it is."""
+    folder = place / "shared"
+    folder.mkdir()
+    other = folder / "others.txt"
+    other.write_text("")
+    for path, mode in ((folder, 0o755), (other, 0o644)):
+        path.chmod(mode)
+    load_sites(job(place, sites={"a": SITE}), cache=folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644
+    assert clear_caches(folder) > 0
+    assert sorted(folder.iterdir()) == [folder / "concepts", other]
+    assert list((folder / "concepts").iterdir()) == []
+
+
 def test_clearing_the_cache_removes_concepts(
     run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entries that another process writes stay, and so do other files."""
     folder = place / "own"
     monkeypatch.setenv("FEDNOTES_CACHE", str(folder))
-    load_sites(job(place, sites={"a": SITE}), cache=folder / "concepts")
+    load_sites(job(place, sites={"a": SITE}), cache=folder)
     (entry,) = (folder / "concepts").iterdir()
     (entry / "concepts.npy").write_bytes(bytes(2_500_000))
     abandoned = folder / "concepts" / f".{'b' * 32}.{'0' * 16}.old"

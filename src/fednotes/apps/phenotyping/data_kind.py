@@ -89,8 +89,8 @@ def load_patient_sites(
         job: The job.
         progress: Receives the number of notes done and the total while the concepts or
             vectors of a site's notes are computed.
-        cache: Folder for bags or vectors, which contain no text;
-            `find_default_cache()`/"concepts" if it is None.
+        cache: Folder of all caches; `find_default_cache()` if it is None. Bags or
+            vectors, which contain no text, are stored in its folder "concepts".
 
     Raises:
         DataError: A file cannot be read; the message names the site or table.
@@ -98,7 +98,7 @@ def load_patient_sites(
             table.
         ModelError: The encoder cannot be loaded.
     """
-    cache = find_default_cache() / "concepts" if cache is None else cache
+    cache = (cache or find_default_cache()) / "concepts"
     features = build_features(get_tables(job).features, job.folder)
     ids = _IdsOfSites()
     sites: list[SitePatients] = []
