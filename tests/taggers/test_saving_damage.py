@@ -170,3 +170,16 @@ def test_more_types_than_the_parameters_can_predict_are_refused(
     file.write_text(json.dumps(facts))
     with pytest.raises(ModelError, match="describes 5,000 entity types, far more than"):
         load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", [2**63, None, ["Drug"]])
+def test_a_type_that_is_no_text_is_refused(
+    name: Any, saved: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(saved, tmp_path / "m")
+    file = tmp_path / "m" / "tagger.json"
+    facts = json.loads(file.read_text())
+    facts["tagset"]["types"][0] = name
+    file.write_text(json.dumps(facts))
+    with pytest.raises(ModelError, match="an entity type is not a text"):
+        load_model(tmp_path / "m")

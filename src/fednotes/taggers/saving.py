@@ -486,7 +486,10 @@ def _read_specification(
         config = read_model_config(
             facts["config"] | {"kind": facts.get("kind", DEFAULT)}
         )
-        return config, TagSet(tuple(tagset["types"]), tagset["scheme"])
+        types = tuple(tagset["types"])
+        if not all(isinstance(name, str) for name in types):
+            raise ModelError(f"{file}: damaged (an entity type is not a text)")
+        return config, TagSet(types, tagset["scheme"])
     except ConfigError as error:
         raise ModelError(f"{file}: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
