@@ -178,6 +178,21 @@ def test_a_folder_behind_a_link_of_another_user_is_unchanged(
 
 
 @pytest.mark.usefixtures("another_user")
+def test_brat_files_do_not_follow_a_link_of_another_user_in_the_folder(
+    tmp_path: Path,
+) -> None:
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine.mkdir()
+    out.mkdir()
+    (mine / "a.ann").write_text("precious")
+    (out / "ward").symlink_to(mine)
+    with pytest.raises(FednotesError, match=r"another user .* put a link at .*ward"):
+        write_brat([Document("ward/a", "She coughs.", ())], out)
+    assert [path.name for path in mine.iterdir()] == ["a.ann"]
+    assert (mine / "a.ann").read_text() == "precious"
+
+
+@pytest.mark.usefixtures("another_user")
 def test_a_folder_above_may_be_a_link_of_another_user(
     shared: Path, tmp_path: Path
 ) -> None:

@@ -156,11 +156,20 @@ def open_private(name: str, flags: int) -> int:
 
 
 def open_unless_link(name: str, flags: int) -> int:
-    """Open a private file that is not a link; use it as the `opener` of `open`.
+    """Open a private file that is no link or FIFO; use it as the `opener` of `open`.
 
-    Another user may have put a link into the folder.
+    Another user may have put one into the folder.
+
+    Raises:
+        OSError: The path is a link, a FIFO or a device, or cannot be opened.
     """
-    return os.open(name, flags | os.O_NOFOLLOW, 0o600)
+    # A FIFO without a reader would otherwise block until one comes.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    descriptor = os.open(name, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file: put a file in its place", name)
+    return descriptor
 
 
 @contextmanager
@@ -550,7 +559,7 @@ def _require_trusted(path: Path, status: os.stat_result) -> None:
 
 def _open_existing(name: str, flags: int) -> int:
     """Open a file that exists and is no link; use it as the `opener` of `open`."""
-    return open_unless_link(name, flags & ~os.O_CREAT)
+    return os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW)
 
 
 # ---- one process at a time -----------------------------------------------------------

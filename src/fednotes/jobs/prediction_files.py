@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections import Counter
@@ -119,10 +121,27 @@ def _make_ids_distinct(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def _move_files(stage: Path, out: Path) -> None:
-    """Move all files of a folder to the same relative paths in another one."""
+    """Move all files of a folder to the same relative paths in another one.
+
+    Raises:
+        PermissionError: Another user has put a link in place of a folder.
+        OSError: A file cannot be moved.
+    """
     for file in sorted(stage.rglob("*")):
         place = out / file.relative_to(stage)
         if file.is_dir():
             place.mkdir(exist_ok=True)
+            _require_own_link(place)
         else:
             os.replace(file, place)
+
+
+def _require_own_link(folder: Path) -> None:
+    """Refuse a folder that is a link of another user, who chose where it leads."""
+    status = os.lstat(folder)
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+        raise PermissionError(
+            errno.EPERM,
+            f"another user of this machine has put a link at {folder}: write to a "
+            "folder of your own",
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -410,6 +411,22 @@ def test_invalid_input_is_refused_before_anything_is_written(
         measure_models({}, TEXTS)
     with pytest.raises(DataError, match="at least one text"):
         measure_models(models, [])
+
+
+def test_a_folder_that_is_a_link_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder in which others may write; refused before any model is read."""
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    mine.mkdir()
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "out").symlink_to(mine)
+    of_link = os.lstat(shared / "out")
+    other_user = os.stat_result((*of_link[:4], os.geteuid() + 1, *of_link[5:10]))
+    monkeypatch.setattr(os, "lstat", lambda _: other_user)
+    with pytest.raises(FednotesError, match=r"another user .* has put a link there"):
+        run_attention(["base=absent"], [], shared / "out")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -686,6 +687,20 @@ def test_the_log_of_a_run_is_not_appended_to_the_target_of_a_link(
     with pytest.raises(OSError, match="symbolic link"):
         run_command(GridRun(Row("a", ("alone",)), "alone", 1, tmp_path / "x", ()))
     assert target.read_text() == "text"
+
+
+def test_a_log_of_a_run_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
+    """Without a reader, it would keep the run waiting; with one, it would be read."""
+    run = GridRun(Row("a", ("alone",)), "alone", 1, tmp_path / "x", ())
+    os.mkfifo(tmp_path / "x.log")
+    with pytest.raises(OSError, match="No such device"):
+        run_command(run)
+    reader = os.open(tmp_path / "x.log", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(OSError, match="not a regular file"):
+            run_command(run)
+    finally:
+        os.close(reader)
 
 
 def test_concurrent_runs_use_the_gpus_in_turn(

@@ -41,7 +41,7 @@ from fednotes.core.errors import (
     ParameterError,
     raising_os_errors_as,
 )
-from fednotes.core.store import write_text
+from fednotes.core.store import follow_links, write_text
 from fednotes.data.notes import NotePlace, read_notes
 from fednotes.report.markdown import format_markdown_table
 
@@ -102,11 +102,12 @@ def run_attention(  # noqa: PLR0913 - the options of a command
 
     Raises:
         FednotesError: As in `parse_models`, `read_notes`, `draw_passages` and
-            `measure_models`; or `out` is not writable, which is checked before any
-            model reads.
+            `measure_models`; or `out` is not writable or another user's link, which is
+            checked before any model reads.
     """
     models = parse_models(model)
     with raising_os_errors_as(FednotesError, out):
+        out = follow_links(out)
         out.mkdir(parents=True, exist_ok=True)
     texts = draw_passages(_read_texts(notes, categories), sample, length, seed)
     if not texts:

@@ -171,7 +171,7 @@ def run_command(run: GridRun) -> None:
 
     Raises:
         FednotesError: The command failed; the message is the command's own.
-        OSError: The log cannot be written, or is a link.
+        OSError: The log cannot be written, or is a link or FIFO.
     """
     if run.is_done():
         return
