@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from fednotes.training.compression import (
     unpack_total,
 )
 from fednotes.training.local_trainer import Step
-from fednotes.training.sites import Adam
+from fednotes.training.sites import Adam, RMSprop
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
 
@@ -854,6 +855,26 @@ def test_steps_equal_those_of_the_optimizer_of_torch(decay: float) -> None:
         for name, parameter in theirs.items():
             assert torch.equal(ours[name], parameter)
             assert ours[name].grad is None
+
+
+@pytest.mark.parametrize("optimizer", [Adam, RMSprop])
+def test_restored_moments_are_on_the_devices_where_steps_expect_them(
+    optimizer: type[Adam],
+) -> None:
+    """A fused step expects its count on the parameter's device, others on the CPU."""
+    weight = torch.zeros(2, device="meta")
+    stepped = optimizer({"w": weight}, 0.1)
+    with suppress(NotImplementedError):  # the device "meta" computes nothing
+        stepped.step({"w": torch.ones(2, device="meta")})
+    devices = {name: value.device for name, value in stepped.state().items()}
+    saved = {
+        name: torch.zeros(value.shape, dtype=value.dtype)
+        for name, value in stepped.state().items()
+    }
+    restored = optimizer({"w": weight}, 0.1)
+    restored.restore(saved)
+    assert len(devices) == len(optimizer.moments)
+    assert {name: each.device for name, each in restored.state().items()} == devices
 
 
 # mistakes

@@ -268,18 +268,16 @@ class Adam:
             TrainingError: Moments do not match their parameter.
         """
         self._state.clear()
+        saved = select_prefix(f"{prefix}.", tensors)
         for name, parameter in self.parameters.items():
-            moments = {}
-            for key in self.moments:
-                value = tensors.get(f"{prefix}.{key}.{name}")
-                if value is not None:
-                    # Torch keeps the step counter on the CPU.
-                    device = "cpu" if key == "step" else parameter.device
-                    moments[key] = value.to(device)
+            fresh = self._make_moments(parameter)
+            moments = {
+                key: saved[f"{key}.{name}"].to(moment.device)
+                for key, moment in fresh.items()
+                if f"{key}.{name}" in saved
+            }
             if moments:
-                like: dict[str, Tensor] = dict.fromkeys(self.moments, parameter)
-                like["step"] = torch.zeros(())
-                require_like(like, moments)
+                require_like(fresh, moments)
                 self._state[name] = moments
 
 
