@@ -124,6 +124,20 @@ def test_a_message_with_other_sections_is_refused(
     assert not errors
 
 
+def test_a_message_of_very_many_sections_is_refused(
+    errors: list[FednotesError],
+) -> None:
+    """Each would take hundreds of times its bytes."""
+    section = lobs.HEADER_STRUCT.pack(lobs.MARKER_DATUM_BLOB, 0, lobs.DATUM_ID_LEN)
+    sections = (
+        section + number.to_bytes(lobs.DATUM_ID_LEN, "big") for number in range(17)
+    )
+    wire = make_wire(bytes(2 * lobs_threshold())) + b"".join(sections)
+    with pytest.raises(ValueError, match="more long values than a run needs"):
+        receive(wire)
+    assert not errors
+
+
 def test_a_full_disk_is_reported(errors: list[FednotesError], tmp_path: Path) -> None:
     receive_into_files(tmp_path / "missing", errors.append)
     with pytest.raises(FednotesError, match="cannot hold a large message"):

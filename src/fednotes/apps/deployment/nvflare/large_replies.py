@@ -33,6 +33,9 @@ ALIGN = 64
 # NVFlare puts values of more than TEN_MEGA bytes in sections of their own, behind the
 # section with all others.
 MAX_FIRST_SECTION = 2 * TEN_MEGA
+# Sections behind the first one; a reply has one long value. Each takes much more time
+# and memory than its bytes.
+MAX_LONG_VALUES = 16
 _decode_by_nvflare = cell.decode_payload
 
 
@@ -131,6 +134,7 @@ def load_stored(stored: StoredBytes, fobs_ctx: dict[str, Any] | None = None) -> 
     manager = DatumManager(fobs_ctx=fobs_ctx)
     first_section = b""
     offset = 0
+    num_values = 0
     while offset < len(stored):
         start = offset + lobs.HEADER_LEN
         header = lobs._Header.from_bytes(stored[offset:start])
@@ -148,6 +152,9 @@ def load_stored(stored: StoredBytes, fobs_ctx: dict[str, Any] | None = None) -> 
             continue
         if header.marker != lobs.MARKER_DATUM_BLOB or header.dot:
             raise ValueError("a section has a kind that no run needs")
+        num_values += 1
+        if num_values > MAX_LONG_VALUES:
+            raise ValueError("the message has more long values than a run needs")
         value = section.cut(lobs.DATUM_ID_LEN, len(section))
         datum = Datum.blob_datum(value)
         datum.datum_id = str(uuid.UUID(bytes=section[: lobs.DATUM_ID_LEN]))
