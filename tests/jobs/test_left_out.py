@@ -280,6 +280,36 @@ def test_scores_at_a_left_out_site_equal_those_by_hand(
     assert outcome.scores["z"]["strict"]["f1"] == 1.0
 
 
+def score_federation(job: Job, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return a left-out site's scores of a model of sites that know one of two drugs."""
+    found = note((0, 2, "Drug"), (3, 5, "Drug"))
+    monkeypatch.setattr(left_out, "_predict", lambda *_: (found,))
+    model = TrainedModel(Path("model"), frozenset({"Drug"}))
+    trained = TrainedModels([model], [model], [model], [model])
+    known = note((0, 2, "Drug"))
+    other = SiteData("other", TagSet(("Drug",)), (known,), (), (known,))
+    site = site_data("z", "Drug")
+    return LeftOutSite(job, site, [other]).score(trained).scores["z"]
+
+
+def test_forms_that_the_other_sites_lack_are_unseen_at_a_left_out_site(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(folder, left_out={"sentences": []})
+    scores = score_federation(job, monkeypatch)
+    # Its own training data have both drugs.
+    assert scores["unseen"] == {"precision": 1, "recall": 1, "f1": 1, "support": 1}
+
+
+def test_unseen_forms_are_not_scored_at_a_left_out_site_with_differential_privacy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(folder, left_out={"sentences": []}, privacy={"epsilon": 8.0})
+    scores = score_federation(job, monkeypatch)
+    assert "strict" in scores
+    assert "unseen" not in scores
+
+
 def test_the_condition_has_the_scores_of_the_federation_of_the_others(
     finished_run,
 ) -> None:

@@ -191,6 +191,7 @@ class LeftOutSite:
     ) -> None:
         self._job = job
         self._site = site
+        self._others = others
         self._device = device
         self._types = list_shared_types(job, site, others)
         # The test data may be annotated with more types than the training data.
@@ -198,7 +199,11 @@ class LeftOutSite:
         self._models: dict[str, dict[str, Any]] = {}
 
     def score(self, trained: TrainedModels) -> LeftOutOutcome:
-        """Return the scores of all models on the site's test data."""
+        """Score all models on the site's test data.
+
+        `models` of the outcome has the scores of each. `scores` and `documents` are the
+        federated model's, in the form that all conditions have.
+        """
         started = time.monotonic()
         self._score_alone(trained.alone)
         federated = find_mentions(trained.federated, self._site.test, self._device)
@@ -209,13 +214,9 @@ class LeftOutSite:
         own = find_mentions(trained.own, self._site.test, self._device)
         self._add("own model", own, self._own_types)
 
-        forms = frozenset(collect_forms(self._site.train))
-        counts = SpanCounts.of(
-            self._site.test, federated, seen=forms, types=self._types
-        )
         by_document = count_by_document(self._site.test, federated, types=self._types)
         return LeftOutOutcome(
-            scores={self._site.id: counts.scores()},
+            scores={self._site.id: self._score_federated(federated)},
             documents={self._site.id: by_document.tolist()},
             rounds=0,
             seconds=time.monotonic() - started,
@@ -225,6 +226,22 @@ class LeftOutSite:
             types=list(self._types),
             remarks=remarks,
         )
+
+    def _score_federated(self, predicted: Documents) -> dict[str, Any]:
+        """Return the federated model's scores, in the form that all conditions have.
+
+        A mention's form is unseen if the notes that the model was trained on, which are
+        the other sites', do not have it.
+
+        Args:
+            predicted: The site's test documents with the model's mentions.
+        """
+        seen = collect_forms([note for other in self._others for note in other.train])
+        counts = SpanCounts.of(self._site.test, predicted, seen, self._types)
+        scores = counts.scores()
+        if self._job.privacy is not None:
+            del scores["unseen"]  # it reveals which forms the training notes have
+        return scores
 
     def _add(
         self, name: str, predicted: Documents, types: Collection[str] | None = None
@@ -256,9 +273,11 @@ class LeftOutSite:
         ]
         means = average_scores(scores)
         self._models["alone, mean"] = {
+            # The mean is partial if one of its models is: `LeftOutCell.counts_all`.
             "types": min(each["types"] for each in scores),
             **{kind: means[kind] for kind in _KINDS},
         }
+        # Sites without validation data have no score by which the best can be chosen.
         if any(model.valid is not None for model in able):
             self._models["alone, best"] = scores[able.index(choose_best(able))]
         elected = count_votes(votes, [model.types for model in able])
@@ -337,14 +356,13 @@ class LeftOutSite:
         Args:
             model: The model.
             sentences: The sentences.
-            learned: The types that the model has learned, or will learn.
+            learned: The types that the model can find; for a new model, those of its
+                tag set. The site's annotation of other types is not used.
         """
         settings = self._job.left_out
-        known = [
-            name
-            for name in self._own_types
-            if name in learned and name in model.tagset.types
-        ]
+        # A type of the model that the site does not annotate is not among these, so a
+        # word without annotation may have it.
+        known = [name for name in self._own_types if name in learned]
         gold = relabel(sentences, {}, known)
         corpus = model.prepare(gold, cache=find_default_cache())
         train_on_few_sentences(

@@ -348,6 +348,7 @@ def explain_incomparable_conditions(parts: Sequence[Part]) -> dict[str, str]:
     if any(part.condition == LEFT_OUT for part in parts):
         reasons[LEFT_OUT] = (
             "Left-out: the federation of the other sites, which has seen none of the "
-            "site's notes; it is scored only on types that one of the others annotates"
+            "site's notes; it is scored only on types that one of the others "
+            "annotates, and unseen forms are those that the others' training data lack"
         )
     return reasons
