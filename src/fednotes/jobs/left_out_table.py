@@ -119,16 +119,17 @@ def make_left_out_table(
             _make_cell(models.get(name, {}), len(types.get(site, ())))
             for site, models in left_out.items()
         ]
-        rows.append((name, (*cells, _make_cell(mean.get(name, {}), 0))))
+        rows.append((name, (*cells, _make_cell(mean.get(name, {}), None))))
     return LeftOutTable(tuple(left_out), tuple(rows), types)
 
 
-def _make_cell(scores: Mapping[str, Any], types: int) -> LeftOutCell | None:
+def _make_cell(scores: Mapping[str, Any], types: int | None) -> LeftOutCell | None:
     """Return the cell of a model at a site; None if it has no score.
 
     Args:
         scores: Its scores, of a run or of several seeds.
-        types: The number of types that are scored at the site.
+        types: The number of types that are scored at the site; None for a mean over
+            sites, which is not marked as partial.
     """
     counted = _find_value(scores, "types")
     f1 = _find_value(scores, "strict", "f1")
@@ -137,7 +138,7 @@ def _make_cell(scores: Mapping[str, Any], types: int) -> LeftOutCell | None:
     return LeftOutCell(
         f1,
         find_number(scores, "strict", "f1", "std"),
-        counts_all=counted is None or counted >= types,
+        counts_all=types is None or counted is None or counted >= types,
     )
 
 
