@@ -930,20 +930,27 @@ class SiteGuard:
         reason: str,
         question: bytes,
     ) -> None:
-        """Check a reply and write its line; see `check_reply`."""
+        """Check a reply and write its line; see `check_reply`.
+
+        First the facts of its update are found, then approval, policy and budget are
+        checked, and last the line is written, so that no reply leaves without one.
+        """
         if update is None:  # for a new update, the host has called `require_room`
             self._require_room_for_line()
         message = decode_reply(reply, checked=True)
         is_refusal = message.update is None
         is_of_engine = request.task.startswith(OURS)
-        counted_question = self._name_question(request, question)
+        ledger_question = self._name_question(request, question)
         if is_refusal and question and not is_of_engine:
-            # Another process may have used the last round since `check_refusal`.
-            self._require_round_for_refusal(request, counted_question)
+            # A refusal after reading notes uses up a round too. Another process may
+            # have used the last one since `check_refusal`.
+            self._require_round_for_refusal(request, ledger_question)
 
         method_update = self._find_method_update(
-            request, reply, message, update, counted_question
+            request, reply, message, update, ledger_question
         )
+        # A refusal, and a reply of the engine without a masked update, have only the
+        # facts of their request. The latter is still checked for approval and size.
         facts = method_update or _UpdateFacts(
             request.number, request.task, request.round
         )
@@ -959,11 +966,12 @@ class SiteGuard:
         scores_question = ""
         if request.task == SCORES and not is_refusal:
             # A site's own scores contain no update, but `max_rounds` limits the number
-            # of models whose scores leave. The line therefore identifies the model.
+            # of models whose scores leave. The line therefore identifies the model. Own
+            # scores are in no sum, so the question needs no name of `_name_question`.
             scores_question = question.hex()
             self._check_scores(scores_question)
 
-        recorded = _choose_recorded_facts(facts, message, counted_question)
+        recorded = _choose_recorded_facts(facts, message, ledger_question)
         entry = self._make_entry(
             reply, message, recorded, reason, scores_question, spent
         )
