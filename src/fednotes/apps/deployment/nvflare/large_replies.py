@@ -89,11 +89,14 @@ class Pieces(ConsumableBufferList):
 def _compute_padding(header: bytes) -> int:
     """Return how many bytes before a message align the value of its second section.
 
+    A message is: header, first section, header, id of the value, value.
+
     Args:
         header: The first bytes of the message.
     """
     _, _, first_section_bytes = lobs.HEADER_STRUCT.unpack(header)
-    value_start = first_section_bytes + 2 * lobs.HEADER_LEN + lobs.DATUM_ID_LEN
+    second_header = lobs.HEADER_LEN + first_section_bytes
+    value_start = second_header + lobs.HEADER_LEN + lobs.DATUM_ID_LEN
     return int(-value_start % ALIGN)
 
 
