@@ -831,9 +831,8 @@ class _BoundedConsumer(file_downloader._ChunkConsumer):
     """Writes a file that the server sends, as long as the download permits."""
 
     def consume(self, ref_id: str, state: dict[str, Any], data: Any) -> dict[str, Any]:
-        """Write a chunk of the file."""
-        (*_, download) = _permitted_downloads
-        download.receive(len(data))
+        """Write a chunk of the file, unless it is beyond what the download permits."""
+        _permitted_downloads[-1].receive(len(data))  # raises beyond the limit
         result: dict[str, Any] = super().consume(ref_id, state, data)
         return result
 
