@@ -49,16 +49,20 @@ Signed = NDArray[np.int64]
 
 
 def compute_limits(total: Total) -> dict[str, int]:
-    """Return limits for the next sum of the same task: 2^12 times the last total.
+    """Return limits for the next sum of the same task: 2^SPARE times the last total.
+
+    A tensor that was zero has none, and neither has one whose largest value is beyond
+    2^±(BITS / 2), which leaves room for SPARE. The default limit then applies to it.
 
     The total is public. A site whose values exceed the limits refuses, which everyone
     learns. The server can then repeat the request with wider limits in the same
     exchange.
     """
     limits = {}
+    largest_exponent = BITS // 2
     for name, value in total.tensors.items():
         largest = float(value.abs().max()) if value.numel() else 0.0
-        if 2.0 ** (-BITS // 2) < largest < 2.0 ** (BITS // 2):
+        if 2.0**-largest_exponent < largest < 2.0**largest_exponent:
             limits[name] = _compute_ceil_log2(largest) + SPARE
     return limits
 
@@ -189,8 +193,8 @@ def encode_update(update: Update, layout: SumLayout) -> Words:
     """Encode an update as the words of a layout.
 
     Raises:
-        TrainingError: A tensor is not in the layout, or has a value that is not finite
-            or out of range; the message names it.
+        TrainingError: The tensors are not those of the layout, or a value is not finite
+            or out of range; in the latter case, the message names what has the value.
     """
     words = np.empty(layout.words, np.uint64)
     expected_shapes = [
