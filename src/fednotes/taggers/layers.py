@@ -749,9 +749,16 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _find_previous_rows(sizes: Sequence[int]) -> Tensor:
-    """Return the previous row of each token except the first of a sentence."""
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    rows = [np.arange(size) + starts[t] for t, size in enumerate(sizes[1:])]
+    """Return the row of the token before, for each token after the first step.
+
+    Rows are ordered by step, and within a step by sentence, the longest first (as in
+    torch's `PackedSequence`). So token i of a step follows token i of the step before.
+
+    Args:
+        sizes: Number of sentences that have a token at each step; it never rises.
+    """
+    starts = np.concatenate([[0], np.cumsum(sizes)])  # the first row of each step
+    rows = [starts[step] + np.arange(size) for step, size in enumerate(sizes[1:])]
     return torch.from_numpy(np.concatenate(rows) if rows else np.zeros(0, np.int64))
 
 
