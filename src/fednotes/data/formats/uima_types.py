@@ -76,20 +76,24 @@ def parse_type_system(file: BinaryIO, path: Path) -> TypeSystem:
             any program has.
     """
     types = TypeSystem()
-    description: dict[str, str] = {}
-    type = ""
+    description: dict[str, str] = {}  # the texts of the newest type or feature
+    newest_type = ""
     for element in parse_elements(file, path, _TEXTS, can_have_doctype=False):
-        if element.attributes is not None:
+        is_start = element.attributes is not None
+        if is_start:
             if element.name in ("typeDescription", "featureDescription"):
                 description = {}
             continue
         if element.name in _TEXTS:
             description[element.name] = element.text.strip()
+            # A type is added at its supertype, because its features end before it does.
+            # Its name comes before its supertype in UIMA's schema.
             if element.name == "supertypeName":
-                type = _add_type(types, description)
+                newest_type = _add_type(types, description)
         elif element.name == "featureDescription":
-            _add_feature(types, type, description)
-        largest = max(len(types.supertypes), len(types.features.get(type, ())))
+            _add_feature(types, newest_type, description)
+        features = types.features.get(newest_type, {})
+        largest = max(len(types.supertypes), len(features))
         if largest > bounds.ENTITY_TYPES:
             raise DataError.at(
                 path,
