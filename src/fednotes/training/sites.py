@@ -141,7 +141,7 @@ def _group_parameters(
         factor = factors.get(name.split(".")[0], 1.0)
         decay = weight_decay if value.dim() > 1 else 0.0
         names.setdefault((factor, decay), []).append(name)
-    return [_Group(alike, *settings) for settings, alike in names.items()]
+    return [_Group(alike, factor, decay) for (factor, decay), alike in names.items()]
 
 
 class Adam:
@@ -171,7 +171,7 @@ class Adam:
     ) -> None:
         self.parameters = dict(parameters)
         self._rate = learning_rate
-        self._move = adamw if weight_decay else adam
+        self._torch_step = adamw if weight_decay else adam
         self._groups = _group_parameters(self.parameters, weight_decay, factors or {})
         # The moments of parameters that have moved, by name.
         self._state: dict[str, dict[str, Tensor]] = {}
@@ -236,12 +236,12 @@ class Adam:
         rate: float,
     ) -> None:
         """Let torch move parameters of a group, and update their moments."""
-        self._move(
+        self._torch_step(
             parameters,
             gradients,
             moments["exp_avg"],
             moments["exp_avg_sq"],
-            [],
+            [],  # max_exp_avg_sqs, which AMSGrad needs
             moments["step"],
             fused=True,
             amsgrad=False,
@@ -308,8 +308,8 @@ class RMSprop(Adam):
             parameters,
             gradients,
             moments["square_avg"],
-            [],
-            [],
+            [],  # grad_avgs, which the centered form needs
+            [],  # momentum_buffer_list
             moments["step"],
             lr=rate,
             alpha=0.9,
@@ -650,7 +650,7 @@ class MentionSite(MethodSite):
 
     def _find_forms(self, site: SiteData) -> frozenset[str]:
         """Return the forms of a site's training mentions, if scores separate them."""
-        return frozenset(collect_forms(site.train)) if self.tells_forms else frozenset()
+        return collect_forms(site.train) if self.tells_forms else frozenset()
 
     def _compute_scores(self, counts: SpanCounts) -> dict[str, Any]:
         """Return the scores computed from counts of mentions."""
