@@ -303,6 +303,7 @@ class LeftOutSite:
                 f"{self._site.id} annotates no type of another site in its training "
                 "data, so no model is trained on its sentences"
             ]
+        # One of these models has such a type, because other sites annotate it.
         start = choose_best(
             [
                 model

@@ -9,7 +9,7 @@ from fednotes.core.types import SiteData
 from fednotes.core.wording import format_count
 from fednotes.jobs.job import Job
 
-# Without one of them, a federation needs two sites.
+# The two that are left must be able to train together.
 _FEWEST_SITES = 3
 
 

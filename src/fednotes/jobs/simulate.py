@@ -389,8 +389,7 @@ class _Run:
         """
         left_out = {}
         for site in sites:
-            trained = [part for part in parts if part.training and part.site == site.id]
-            if not trained:
+            if not any(part.training and part.site == site.id for part in parts):
                 continue
             name = f"{LEFT_OUT}/{site.id}"
             done = self.out / name / "done.json"
@@ -425,8 +424,10 @@ class _Run:
                 chosen = models.pooled if is_pooled else models.federated
             else:
                 continue
-            chosen += find_trained_models(
-                self.out / part.name, part.sites, outcomes[part.name].valid
+            chosen.extend(
+                find_trained_models(
+                    self.out / part.name, part.sites, outcomes[part.name].valid
+                )
             )
         return models
 
