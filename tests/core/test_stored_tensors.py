@@ -13,7 +13,6 @@ import torch
 from fednotes.core import stored_tensors
 from fednotes.core.errors import FednotesError
 from fednotes.core.messages import (
-    ALIGN,
     DTYPES,
     Reply,
     WireError,
@@ -21,7 +20,7 @@ from fednotes.core.messages import (
     encode_message,
 )
 from fednotes.core.stored_bytes import StoredBytes
-from fednotes.core.stored_tensors import StoredTensors, keep_tensors
+from fednotes.core.stored_tensors import ALIGN, StoredTensors, copy_or_store_tensors
 from fednotes.core.tensors import fingerprint_tensors, list_shapes
 from fednotes.core.update import Total, Update
 
@@ -93,7 +92,7 @@ def measure_memory() -> int:
 
 def test_only_the_tensors_in_use_are_in_memory(tmp_path: Path) -> None:
     tensors = {str(i): torch.full((1_000_000,), float(i)) for i in range(40)}
-    kept = keep_tensors(tensors, tmp_path)
+    kept = copy_or_store_tensors(tensors, tmp_path)
     del tensors
     before = measure_memory()
     most = 0
@@ -110,7 +109,7 @@ def test_kept_tensors_do_not_change_with_the_ones_they_are_copied_from(
     for large in (stored_tensors.LARGE_BYTES, 1):
         monkeypatch.setattr(stored_tensors, "LARGE_BYTES", large)
         tensors = {"w": torch.ones(5, 4).T, "n": torch.arange(3), "e": torch.empty(0)}
-        kept = keep_tensors(tensors, tmp_path)
+        kept = copy_or_store_tensors(tensors, tmp_path)
         assert isinstance(kept, StoredTensors) == (large == 1)
         before = fingerprint_tensors(tensors)
         for value in tensors.values():

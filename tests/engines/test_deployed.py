@@ -19,7 +19,7 @@ from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.messages import Attached, Frame, Reply, Request, encode_message
-from fednotes.core.stored_tensors import keep_tensors
+from fednotes.core.stored_tensors import copy_or_store_tensors
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import deployed, requests
 from fednotes.engines.requests import (
@@ -99,11 +99,11 @@ def test_the_replies_are_freed_before_what_was_sent_is_copied(tmp_path: Path) ->
     def copy(tensors: Tensors, folder: Path) -> Tensors:
         num_copies = sum(reference() is not None for reference in copies)
         held.append((net.count_replies(), num_copies))
-        copied = keep_tensors(tensors, folder)
+        copied = copy_or_store_tensors(tensors, folder)
         copies.extend(map(weakref.ref, copied.values()))
         return copied
 
-    with mock.patch.object(deployed, "keep_tensors", copy):
+    with mock.patch.object(deployed, "copy_or_store_tensors", copy):
         for turn in engine.rounds(0, 3):
             engine.sum("train", {"x": torch.ones(4)}, round=turn.number)
             turn.commit(State(turn.number + 1, {}, {}), {})

@@ -53,7 +53,7 @@ from fednotes.core.errors import TrainingError
 from fednotes.core.federation import Option
 from fednotes.core.parsing import count_values, parse_json
 from fednotes.core.stored_bytes import StoredBytes
-from fednotes.core.stored_tensors import Place, StoredTensors
+from fednotes.core.stored_tensors import ALIGN, Place, StoredTensors
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Update
 
@@ -70,7 +70,6 @@ END = "@end"
 
 MAGIC = b"fedn"
 VERSION = 3
-ALIGN = 64  # header and tensors begin at multiples of this many bytes
 HEAD = struct.Struct("<4sHBBIQ32s12x")
 REQUEST = 1
 REPLY = 2

@@ -18,6 +18,10 @@ from fednotes.core.store import LARGE_BYTES
 from fednotes.core.stored_bytes import StoredBytes
 from fednotes.core.tensors import copy_tensors, nbytes
 
+# Tensors begin at multiples of this many bytes, in files and in messages, as torch
+# allocates them in memory.
+ALIGN = 64
+
 
 class Place(NamedTuple):
     """The position of a tensor's elements in a buffer or file."""
@@ -68,7 +72,9 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self._places)
 
 
-def keep_tensors(tensors: Mapping[str, Tensor], folder: Path) -> Mapping[str, Tensor]:
+def copy_or_store_tensors(
+    tensors: Mapping[str, Tensor], folder: Path
+) -> Mapping[str, Tensor]:
     """Return copies that later training steps do not change, large ones in a file.
 
     Raises:
@@ -79,7 +85,7 @@ def keep_tensors(tensors: Mapping[str, Tensor], folder: Path) -> Mapping[str, Te
     stored = StoredBytes(folder)
     places = {}
     for name, value in tensors.items():
-        stored.append(bytes(-len(stored) % 64))
+        stored.append(bytes(-len(stored) % ALIGN))
         places[name] = Place(value.dtype, list(value.shape), len(stored))
         if value.numel():
             flat = value.detach().cpu().contiguous().reshape(-1)

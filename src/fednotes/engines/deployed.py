@@ -33,7 +33,7 @@ from fednotes.core.messages import CHECKPOINT, END, Attached, Request
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_json
-from fednotes.core.stored_tensors import keep_tensors
+from fednotes.core.stored_tensors import copy_or_store_tensors
 from fednotes.core.tensors import restoring
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.requests import (
@@ -257,7 +257,7 @@ class Deployed(Rounds):
         members.record_counted(
             request, {site: exchange.numbers[site] for site in included}
         )
-        sent_tensors = keep_tensors(request.tensors, self._directory)
+        sent_tensors = copy_or_store_tensors(request.tensors, self._directory)
         if self._is_preparing:
             earlier = Earlier(request.task, sent_tensors, dict(request.options))
             members.prologue.append(earlier)

@@ -16,6 +16,7 @@ from typing import Any
 from fednotes.core.errors import FednotesError, needs
 from fednotes.core.store import LARGE_BYTES
 from fednotes.core.stored_bytes import StoredBytes
+from fednotes.core.stored_tensors import ALIGN
 
 with needs("nvflare", "deploy"):
     from nvflare.fuel.f3.cellnet import cell
@@ -28,14 +29,13 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.utils.fobs.datum import TEN_MEGA, Datum, DatumManager
     from nvflare.fuel.utils.fobs.decomposer import Internalizer
 
-# The long value begins at a multiple of this many bytes, as in memory.
-ALIGN = 64
 # NVFlare puts values of more than TEN_MEGA bytes in sections of their own, behind the
 # section with all others.
 MAX_FIRST_SECTION = 2 * TEN_MEGA
 # Sections behind the first one; a reply has one long value. Each takes much more time
 # and memory than its bytes.
 MAX_LONG_VALUES = 16
+# Read before `receive_into_files` replaces it.
 _decode_by_nvflare = cell.decode_payload
 
 
@@ -43,9 +43,9 @@ class Pieces(ConsumableBufferList):
     """The pieces of a message, as NVFlare receives them.
 
     Args:
-        folder: The folder on whose file system those of a large message lie.
+        folder: The folder on whose file system the pieces of a large message are
+            stored.
         report: Called with the error if they cannot be written there.
-
     """
 
     def __init__(self, folder: Path, report: Callable[[FednotesError], None]) -> None:
@@ -104,7 +104,7 @@ def receive_into_files(folder: Path, report: Callable[[FednotesError], None]) ->
     """Make this process receive large messages into files without names.
 
     Args:
-        folder: The folder on whose file system they lie.
+        folder: The folder on whose file system they are stored.
         report: Called with the error if they cannot be written there.
     """
     blob_streamer.ConsumableBufferList = lambda: Pieces(folder, report)
@@ -139,13 +139,14 @@ def load_stored(stored: StoredBytes, fobs_ctx: dict[str, Any] | None = None) -> 
     offset = 0
     num_values = 0
     while offset < len(stored):
+        is_first = offset == 0
         start = offset + lobs.HEADER_LEN
         header = lobs._Header.from_bytes(stored[offset:start])
         offset = start + header.size
         section = stored.cut(start, offset)
         if len(section) != header.size:
             raise ValueError("a section is longer than its message")
-        if not first_section:
+        if is_first:
             if (
                 header.marker != lobs.MARKER_MAIN
                 or not 0 < header.size < MAX_FIRST_SECTION
