@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,13 @@ def errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FednotesErro
     return reported
 
 
-def receive(wire: bytes) -> Any:
+def receive(wire: bytes, first_piece_bytes: int = PIECE_BYTES) -> Any:
     """Return what a message is decoded to that arrives in pieces."""
     pieces = blob_streamer.ConsumableBufferList()
     assert isinstance(pieces, Pieces)
-    for start in range(0, len(wire), PIECE_BYTES):
-        pieces.append(memoryview(wire)[start : start + PIECE_BYTES])
+    ends = range(first_piece_bytes, len(wire) + PIECE_BYTES, PIECE_BYTES)
+    for start, end in pairwise([0, *ends]):
+        pieces.append(memoryview(wire)[start:end])
     message = Message({KEY: Encoding.FOBS}, pieces)
     cell.decode_payload(message, KEY, fobs_ctx={})
     assert message.get_header(KEY) is None
@@ -79,6 +81,16 @@ def test_a_large_reply_arrives_in_a_file_without_a_name(
     for tensor, value in update.tensors.items():
         assert torch.equal(reply.update.tensors[tensor], value)
         assert reply.update.tensors[tensor].data_ptr() % ALIGN == 0
+    assert not errors
+
+
+def test_the_first_piece_of_a_large_reply_may_be_shorter_than_a_header(
+    errors: list[FednotesError],
+) -> None:
+    frame = bytes(range(256)) * 2**16
+    stored = receive(make_wire(frame), first_piece_bytes=3)[flare.FRAME]
+    assert isinstance(stored, StoredBytes)
+    assert bytes(stored) == frame
     assert not errors
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ class Pieces(ConsumableBufferList):
         try:
             if self._stored is None:
                 self._stored = StoredBytes(self._folder)
-                self._padding = _compute_padding(bytes(self[0][: lobs.HEADER_LEN]))
+                # The first piece may be shorter than a header.
+                header = bytes(islice(chain.from_iterable(self), lobs.HEADER_LEN))
+                self._padding = _compute_padding(header)
                 self._stored.append(bytes(self._padding))
             for each in self:
                 self._stored.append(each)
