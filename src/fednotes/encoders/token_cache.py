@@ -149,11 +149,13 @@ def clear_tokens(folder: Path) -> int:
     """
     freed = 0
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        name = re.fullmatch(r"\.?[0-9a-f]{32}(\.[0-9a-f]+\.(tmp|old))?", path.name)
+        name = re.fullmatch(
+            r"\.?[0-9a-f]{32}(?P<unfinished>\.[0-9a-f]+\.(tmp|old))?", path.name
+        )
         if name is None or not path.is_dir():
             continue
         with trying_to_lock_folder(path) as is_locked:
-            is_unfinished = bool(name[1])
+            is_unfinished = bool(name["unfinished"])
             if is_unfinished and not is_locked:
                 continue
             # Another process may clear the cache at the same time.
