@@ -49,6 +49,7 @@ from fednotes.core.errors import (
     raising_if_unreadable,
     raising_os_errors_as,
 )
+from fednotes.core.messages import OURS
 from fednotes.core.parsing import JsonError, open_regular, parse_json
 from fednotes.core.store import locking_file, sync_folder
 from fednotes.core.update import Tensors, Update
@@ -606,7 +607,7 @@ class JobLines:
         task = line["task"]
         if task == SCORES and not line["refusal"]:
             self.scored_states.add(line["question"])
-        if task.startswith("@"):
+        if task.startswith(OURS):
             return
         if line["refusal"]:
             if line["question"]:
@@ -674,7 +675,7 @@ class SpentLines:
                 max(known_budget.delta, float(line_budget.delta)),
             )
         is_answer = job == self._job and not line["refusal"] and line["update"]
-        if is_answer and not line["task"].startswith("@"):
+        if is_answer and not line["task"].startswith(OURS):
             tensors = hash_tensors(read_tensors(line))
             if tensors:
                 self.answers.setdefault(line["task"], set()).add(tensors)
