@@ -305,7 +305,7 @@ def load_model(
     model = _build_described(path, file, config, tagset, tensors, device)
     _require_same_frozen_parts(path, facts, model)
     parameters = model.trainable()
-    _require_same_shapes(file, tensors, parameters)
+    _require_same_parameters(file, tensors, parameters)
     _require_finite(path, tensors)
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -580,10 +580,16 @@ def _read_subtable(facts: dict[str, Any], name: str) -> dict[str, Any]:
     return table if isinstance(table, dict) else {}
 
 
-def _require_same_shapes(
+def _require_same_parameters(
     description: Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 ) -> None:
-    """Raise ModelError if saved parameters do not match those of the model."""
+    """Raise ModelError unless saved parameters have the names, shapes and types wanted.
+
+    Args:
+        description: The file that describes the model.
+        saved: The saved parameters.
+        wanted: The model's parameters.
+    """
     file = description.with_suffix(".safetensors")
     differing = sorted(saved.keys() ^ wanted.keys())
     if differing:

@@ -52,7 +52,7 @@ def _list_paragraphs(table: Table) -> Iterator[str]:
         yield from _list_disease_tables(table)
     else:
         yield from _list_run_tables(table)
-    yield from _list_left_out_sites(table)
+    yield from _list_left_out_tables(table)
     yield from _list_searches(table)
     yield from _list_pair_tests(table)
     if table["paper"] and not table.get("by_output"):
@@ -67,8 +67,8 @@ def _list_left_out(table: Table) -> Iterator[str]:
         yield "\n".join(f"- {'; '.join(names)}: {reason}" for reason, names in left_out)
 
 
-def _list_left_out_sites(table: Table) -> Iterator[str]:
-    """Yield a table of all models at left-out sites for each row that has them."""
+def _list_left_out_tables(table: Table) -> Iterator[str]:
+    """Yield title, table and footnote of each row's models at left-out sites."""
     for row in table["rows"]:
         if "left_out_sites" not in row:
             continue

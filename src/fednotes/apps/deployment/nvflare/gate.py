@@ -643,8 +643,9 @@ class _OrderCheck(RequestProcessor):
         inner: NVFlare's processor of the order.
     """
 
-    # Held while NVFlare processes an order: another one waits.
-    _processing: ClassVar = threading.Lock()
+    # Held from the check of an order until NVFlare has processed it: the running jobs
+    # must not change in between.
+    _lock: ClassVar = threading.Lock()
 
     def __init__(self, inner: RequestProcessor) -> None:
         self._inner = inner
@@ -669,7 +670,7 @@ class _OrderCheck(RequestProcessor):
             return error_reply("it does not name a job")
         if req.topic not in (TrainingTopic.DEPLOY, TrainingTopic.START_JOB):
             return self._inner.process(req, app_ctx)
-        with self._processing:
+        with self._lock:
             running_jobs = app_ctx.get_all_job_ids()
             problem = ""
             is_deployment = req.topic == TrainingTopic.DEPLOY

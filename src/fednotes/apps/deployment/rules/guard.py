@@ -946,12 +946,12 @@ class SiteGuard:
             # have used the last one since `check_refusal`.
             self._require_round_for_refusal(request, ledger_question)
 
-        method_update = self._find_method_update(
+        method_facts = self._find_update_facts(
             request, reply, message, update, ledger_question
         )
         # A refusal, and a reply of the engine without a masked update, have only the
         # facts of their request. The latter is still checked for approval and size.
-        facts = method_update or _UpdateFacts(
+        facts = method_facts or _UpdateFacts(
             request.number, request.task, request.round
         )
         spent = None
@@ -959,7 +959,7 @@ class SiteGuard:
             spent = self._check_contents(
                 facts,
                 has_metrics=bool(message.update.metrics),
-                has_method_update=method_update is not None,
+                has_method_update=method_facts is not None,
                 size=len(reply),
             )
 
@@ -977,7 +977,7 @@ class SiteGuard:
         )
         self._append_to_ledger(entry)
 
-    def _find_method_update(
+    def _find_update_facts(
         self,
         request: Request,
         reply: Frame,
