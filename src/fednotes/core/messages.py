@@ -490,6 +490,7 @@ def _make_tensors(frame: ReceivedFrame, places: Mapping[str, Place]) -> Tensors:
     else:
         tensors = {name: place.make_tensor(frame) for name, place in places.items()}
     for name, place in places.items():
+        # Reads one stored tensor after another into memory, and releases it.
         if place.dtype is torch.bool and place.end > place.offset:
             largest = int(tensors[name].view(torch.uint8).max())
             _require(largest <= 1, "a boolean that is neither 0 nor 1")

@@ -330,7 +330,7 @@ def _draw_clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.nd
     """
     ranks = rng_of(seed, "clauses", genre).permutation(len(clauses))
     types = [set(re.findall(r"\{([A-Z]\w+)\}", clause)) for clause in clauses]
-    genre_types = set(GENRE_TYPES[genre]) - {"Drug"}
+    genre_types = set(GENRE_TYPES[genre]) - {"Drug"}  # which every genre has
     preference = [2.0 if clause_types & genre_types else 1.0 for clause_types in types]
     weights: np.ndarray = np.array(preference) / (ranks + 10.0) ** 0.7
     return weights

@@ -249,6 +249,7 @@ class SecureSeal:
         self._server_start = -1
         self._chain: SiteChain  # the chain that belongs to `_server_start`
         self._pending: _Pending | None = None
+        # The question that was masked last: in its exchange, only its sum is opened.
         self._newest_mask = _MaskedQuestion(-1, b"")
         self._tried: dict[tuple[int, str], _Tried] = {}  # by round and task
         self._last_answer = _StageAnswer(-1, Attached())

@@ -366,6 +366,7 @@ def encode_pointers(
         bounds=cuts,
         offsets=words.offsets,
         form=words.form,
+        # A pointer model reads entities instead.
         tags=np.zeros(len(words.offsets), np.int64),
     )
     subwords_in_pieces = concatenate_ranges(piece_begin, piece_lengths)

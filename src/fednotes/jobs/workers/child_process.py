@@ -36,8 +36,7 @@ def starting_early(work: str, number: int) -> Iterator[None]:
 
     Args:
         work: What they do, `SITES` or `PREDICTIONS`.
-        number: Number of processes. Of more than there are cores, the rest does not
-            start early.
+        number: Number of processes. At most one per core is started early.
     """
     number = min(number, os.cpu_count() or 1)
     _early[work] = [_start_program(work) for _ in range(number)]

@@ -100,7 +100,10 @@ def score_order(
 
 
 def _solve_transitions(x: Tensor, y: Tensor, frequency: Tensor) -> Tensor:
-    """Solve x T = y; return (words, words) T, rows times their words' frequency.
+    """Solve x T = y by ridge regression towards the expectation by frequency alone.
+
+    Returns:
+        (words, words) T, its rows multiplied by the frequencies of their words.
 
     Args:
         x: (equations, words).
