@@ -188,7 +188,7 @@ def test_an_opened_model_is_accepted_in_place_of_its_folder(
         ):
             fn.calibrate(wrong, notes)  # type: ignore[arg-type]
     for threshold in ("a", None, [0.5]):
-        with pytest.raises(ConfigError, match="expected 0 to 1"):
+        with pytest.raises(ConfigError, match="expected a number from 0 to 1"):
             model("No pain.", threshold=threshold)  # type: ignore[arg-type]
     assert model("No pain.", threshold=np.float32(1)).spans == ()  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="an integer of at least 1"):

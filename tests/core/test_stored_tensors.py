@@ -1,4 +1,4 @@
-"""Tensors in a file without a name are those in memory, and take memory only in use."""
+"""Tensors in an unnamed file are those in memory, and take memory only in use."""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ def test_appendix_d_gives_each_site_a_distinct_type(
 ) -> None:
     types = NAMES[:number]
     if number < sites:
-        with pytest.raises(ConfigError, match="cannot each annotate a type of its own"):
+        with pytest.raises(ConfigError, match="cannot each have a type that no other"):
             draw_appendix_d(types, sites, seed)
         return
     sets = draw_appendix_d(types, sites, seed)

@@ -815,7 +815,7 @@ def test_a_question_is_opened_only_for_the_same_sites(tmp_path: Path) -> None:
         for sites in (["a", "b"], ["a", "b", "c", "d"], ["a", "b", "d"]):
             for step in (now.require, now.add):
                 with pytest.raises(
-                    RefusedError, match="opened before, over the sites a, b, c;"
+                    RefusedError, match="has been opened for the sites a, b, c;"
                 ):
                     step(FIRST, sites)
     assert (tmp_path / OPENED).stat().st_mode & 0o777 == 0o600

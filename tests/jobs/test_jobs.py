@@ -101,8 +101,8 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
         ({"training": {"learning_rate": float("nan")}}, "learning_rate = nan"),
         ({"training": {"private": ["lstn"]}}, "no layer is called 'lstn'"),
         ({"training": {"seed": 1}}, "'seed' does not belong here"),
-        ({"training": 3}, r"training is a value, expected a table \[training\]"),
-        ({"model": "x"}, r"model is a value, expected a table \[model\]"),
+        ({"training": 3}, r"training must be a table \[training\], not a single value"),
+        ({"model": "x"}, r"model must be a table \[model\], not a single value"),
         ({"model": {"lstm": 3}}, r"\[model\]: unknown key 'lstm'; known: "),
         (
             {"model": {"lstm_unit": 3}},
@@ -117,7 +117,7 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
             "unknown tagger 'elmonr'; did you mean 'elmoner'",
         ),
         ({"model": {"characters": False}}, "has no input"),
-        ({"synthetic": 3}, "synthetic is a value"),
+        ({"synthetic": 3}, r"synthetic must be a table \[synthetic\]"),
         ({"synthetic": {"site": 3}}, "unknown key 'site'; did you mean 'sites'"),
         ({"synthetic": {"sites": 0}}, "sites = 0: expected at least 1"),
         (
@@ -126,7 +126,10 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
         ),
         ({"sites": {"a": {"path": "x"}}}, "give either"),
         ({"synthetic": None, "sites": {}}, r"expected one table \[sites\.NAME\]"),
-        ({"synthetic": None, "sites": {"a": 1}}, "sites.a is a value"),
+        (
+            {"synthetic": None, "sites": {"a": 1}},
+            r"sites.a must be a table \[sites.a\]",
+        ),
         (
             {"synthetic": None, "sites": [{"path": "x"}]},
             r"sites is an array; write \[sites\.NAME\]",
@@ -149,7 +152,7 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
             },
             r"\[sites\.Mercy\]: this name is already used \('mercy'; case is ignored\): choose another",
         ),
-        ({"tags": 3}, r"tags is a value, expected a table \[tags\]"),
+        ({"tags": 3}, r"tags must be a table \[tags\], not a single value"),
         ({"tags": {"desing": "given"}}, "unknown key 'desing'; did you mean 'design'"),
         (
             {"tags": {"design": "disjunct"}},
@@ -174,7 +177,7 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
             },
             r"\[sites\.a\]: test_types cannot be combined with design = 'disjoint'",
         ),
-        ({"silos": 3}, r"silos is a value, expected a table \[silos\]"),
+        ({"silos": 3}, r"silos must be a table \[silos\], not a single value"),
         (
             {"silos": {"numbr": 3}},
             r"\[silos\]: unknown key 'numbr'; did you mean 'number'",

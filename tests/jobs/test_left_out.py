@@ -516,7 +516,9 @@ def test_sites_without_a_common_type_are_refused(tmp_path: Path) -> None:
 
 def test_a_secure_sum_needs_three_sites_beside_the_left_out_one(folder: Path) -> None:
     job = make_job(folder, federation={"secure_sum": True})
-    with pytest.raises(ConfigError, match=r"left-out/north: 2 sites are left"):
+    with pytest.raises(
+        ConfigError, match=r"left-out/north: 2 sites are left when one is left out"
+    ):
         prepare(job)
 
 

@@ -212,7 +212,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        ([], "lists files of another number of notes"),
+        ([], "do not contain the number of notes"),
         (
             [{"file": "../elsewhere", "notes": NOTES, "bytes": 4}],
             "lists a file that predictions do not have",

@@ -252,7 +252,7 @@ def test_dishonest_lists_of_keys_are_refused() -> None:
     fair = {name: site.make_keys() for name, site in run.sites.items()}
     own_keys = fair[A]
     lies: list[tuple[dict[str, KeysMessage], str]] = [
-        ({A: own_keys}, "1 sites in the list of keys: a sum takes 2"),
+        ({A: own_keys}, "1 sites in the list of keys: a sum needs at least 2"),
         ({B: fair[B], C: fair[C]}, "leaves out this site"),
         ({**fair, "x": replace(own_keys, site="x")}, "site 'x' in the list of keys"),
         (

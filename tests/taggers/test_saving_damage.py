@@ -181,5 +181,5 @@ def test_a_type_that_is_no_text_is_refused(
     facts = json.loads(file.read_text())
     facts["tagset"]["types"][0] = name
     file.write_text(json.dumps(facts))
-    with pytest.raises(ModelError, match="an entity type is not a text"):
+    with pytest.raises(ModelError, match="the name of an entity type is not a string"):
         load_model(tmp_path / "m")

@@ -267,7 +267,7 @@ def _start_workers_early(context: typer.Context, work: str, workers: str) -> Non
     """Start the workers of a command while it imports what it needs.
 
     Args:
-        context: The command, with which the workers end at the latest.
+        context: The command's context; workers that are still running end with it.
         work: What they do, `SITES` or `PREDICTIONS`.
         workers: The value of --workers. The command checks it later.
     """

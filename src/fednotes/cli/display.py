@@ -514,7 +514,11 @@ def make_seeds_tables(result: SeedsResult) -> list[Table]:
 
 
 def _make_left_out_sheet(scores: LeftOutTable | None) -> Table | None:
-    """Return the strict F1 of each model at each left-out site; None without these."""
+    """Return the table of the strict F1 of each model at each left-out site.
+
+    Returns:
+        The table; None if the run has no left-out sites.
+    """
     if scores is None:
         return None
     sites = [Text(site) for site in scores.sites]
@@ -524,7 +528,9 @@ def _make_left_out_sheet(scores: LeftOutTable | None) -> Table | None:
         table.add_row(name, *map(_format_left_out_cell, cells))
     notes = [f"types that are scored: {escape(scores.types_in_words)}"]
     if scores.has_partial_scores:
-        notes.append("* knows only some of these types, and is scored on them alone")
+        notes.append(
+            "* this model knows only some of these types, and is scored only on those"
+        )
     table.caption = "\n".join(notes)
     return table
 

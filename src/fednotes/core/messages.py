@@ -290,9 +290,9 @@ def _describe_tensors(tensors: Tensors) -> list[list[Any]]:
 def decode_message(frame: ReceivedFrame, *, checked: bool = False) -> Request | Reply:
     """Decode a message.
 
-    The tensors are views of the bytes, even of bytes that cannot be written to, and a
-    site stores the bytes of a request. Nobody may therefore change these tensors. Those
-    of a frame in a file stay there until they are used.
+    The tensors are views of the bytes. Callers must not change them, because the bytes
+    may be read-only, and a site stores the bytes of a request. If the frame is in a
+    file, a tensor is read from it only when it is used.
 
     Args:
         frame: The bytes.

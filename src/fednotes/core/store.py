@@ -156,7 +156,7 @@ def open_private(name: str, flags: int) -> int:
 
 
 def open_unless_link(name: str, flags: int) -> int:
-    """Open a private file that is no link or FIFO; use it as the `opener` of `open`.
+    """Open a private file that is neither a link nor a FIFO; an `opener` for `open`.
 
     Another user may have put one into the folder.
 
@@ -168,7 +168,8 @@ def open_unless_link(name: str, flags: int) -> int:
     descriptor = os.open(name, flags, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file: put a file in its place", name)
+        message = "not a regular file: remove it, or choose another path"
+        raise OSError(errno.EINVAL, message, name)
     return descriptor
 
 
@@ -197,7 +198,7 @@ def make_private(folder: Path) -> dict[Path, int]:
             it has a path whose permissions cannot change.
         OSError: The folder cannot be listed.
     """
-    # The machine's administrator may use folders of others, and others may use theirs.
+    # The administrator (root) may use folders of other users, and they may use root's.
     if os.geteuid() != 0 and folder.stat().st_uid not in (0, os.geteuid()):
         raise _make_ownership_error(folder)
 
@@ -227,7 +228,10 @@ def _make_ownership_error(path: Path) -> FednotesError:
 
 
 def _raise_unless_missing(error: OSError) -> None:
-    """Raise the error of listing a folder, unless the folder was deleted meanwhile."""
+    """Raise an error that occurred while a folder was listed.
+
+    If the folder has been deleted, nothing is raised.
+    """
     if not isinstance(error, FileNotFoundError):
         raise error
 

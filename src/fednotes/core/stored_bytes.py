@@ -1,7 +1,7 @@
-"""Bytes in a file without a name, which take no memory.
+"""Bytes in an unnamed temporary file instead of memory.
 
-The operating system deletes a file without a name when the last process that uses it
-ends, however it ends.
+The operating system deletes an unnamed file when the last process that uses it ends,
+however it ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Window(NamedTuple):
 
 
 class StoredBytes:
-    """Bytes in a file without a name, which are written from start to end.
+    """Bytes in an unnamed temporary file, which are written from start to end.
 
     Args:
         folder: The folder on whose file system the bytes lie.
@@ -51,7 +51,7 @@ class StoredBytes:
         self._closing = _Closing(self._file)
 
     def append(self, piece: bytes | bytearray | memoryview) -> None:
-        """Write a piece behind the others.
+        """Append a piece.
 
         Raises:
             FednotesError: Writing to disk failed.
@@ -84,7 +84,7 @@ class StoredBytes:
         return part
 
     def map_window(self, start: int, stop: int) -> Window:
-        """Map a part of the bytes into memory, where it is as long as it is used."""
+        """Map a part of the bytes into memory for as long as it is used."""
         offset = self._start + start
         excess = offset % mmap.ALLOCATIONGRANULARITY  # windows begin at its multiples
         buffer = mmap.mmap(

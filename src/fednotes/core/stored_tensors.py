@@ -1,4 +1,4 @@
-"""Tensors in a file without a name, of which only those in use are in memory.
+"""Tensors in an unnamed temporary file; only those in use are in memory.
 
 The server keeps large replies and requests in such files (`docs/reliability.md`).
 """

@@ -36,8 +36,8 @@ def require_deterministic_kernels(device: str) -> None:
     which takes almost a second and 70 MiB.
 
     Args:
-        device: The PyTorch device on which this process computes. On others than the
-            CPU, torch refuses nothing.
+        device: The PyTorch device on which this process computes. On devices
+            other than the CPU, torch refuses nothing.
     """
     torch.set_deterministic_debug_mode("error" if device == "cpu" else "default")
 

@@ -154,8 +154,8 @@ def compute_contribution(update: Update) -> dict[str, Tensor]:
 def _split_into_groups(updates: Iterable[Update]) -> Iterator[list[Update]]:
     """Yield updates in groups that are added together.
 
-    An update whose tensors are in a file is a group of its own, so that one of them is
-    in memory at a time.
+    An update whose tensors are in a file is a group of its own, so that only one of
+    them is in memory at a time.
     """
     group: list[Update] = []
     for update in updates:

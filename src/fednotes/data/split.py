@@ -173,8 +173,8 @@ def _check_fractions(fractions: Mapping[str, float]) -> None:
     if not values or min(values) < 0 or abs(sum(values) - 1) > 1e-6:
         shown = ", ".join(f"{name} = {value:g}" for name, value in fractions.items())
         raise ConfigError(
-            "the fractions of a split must sum to 1 and not be negative, "
-            f"not: {shown or 'none given'}"
+            "the fractions of a split must sum to 1, and none may be negative; "
+            f"given: {shown or 'none'}"
         )
 
 

@@ -549,7 +549,7 @@ def _check_design(types: Sequence[str], sites: int) -> None:
         raise ConfigError(f"{sites} sites: expected at least one")
     if len(types) < sites:
         raise ConfigError(
-            f"{sites} sites cannot each annotate a type of its own: there are "
+            f"{sites} sites cannot each have a type that no other annotates: there are "
             f"{len(types)} types ({', '.join(types) or 'none'})"
         )
 

@@ -145,9 +145,9 @@ class Journal:
             )
         if version != VERSION:
             raise ModelError(
-                f"site {self._site!r}: another version of fednotes wrote this job "
-                f"in {place}: finish it with that version, or delete {place}, and "
-                "the site starts again"
+                f"site {self._site!r}: another version of fednotes wrote the "
+                f"files of this job in {place}: finish the job with that version, or "
+                f"delete {place}; the site then starts the job again"
             )
 
     @property
@@ -685,8 +685,8 @@ class OpenedSums:
         earlier = self._survivors.get(question)
         if earlier is not None and set(earlier) != set(survivors):
             raise RefusedError(
-                f"site {self._site!r}: a sum of this task was opened before, over "
-                f"the sites {', '.join(earlier)}; it is not opened over others"
+                f"site {self._site!r}: a sum of this task has been opened for the "
+                f"sites {', '.join(earlier)}; it is not opened again for other sites"
             )
 
     def add(self, question: bytes, survivors: Sequence[str]) -> None:

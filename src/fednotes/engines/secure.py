@@ -427,7 +427,7 @@ class SecureSeal:
             return wire.pack(
                 replace(masking, again="counts that the sites did not agree on")
             )
-        # The server chose the limits; each is an exponent of two.
+        # The server chose the limits; each is the exponent of a power of two.
         if not all(abs(exponent) <= BITS for exponent in terms.limits.values()):
             raise RefusedError("a request of the secure sum has impossible limits")
 

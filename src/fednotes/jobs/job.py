@@ -407,12 +407,13 @@ class LeftOutConfig:
     """What is trained on a few sentences of a left-out site (condition "left-out").
 
     Attributes:
-        sentences: Numbers of the site's training sentences. On each number of them, the
-            federated model of the other sites is fine-tuned, and a new model is trained
-            from scratch. Sentences are chosen at random, and a larger number contains
+        sentences: How many of the site's training sentences to use. For each of these
+            numbers, the federated model of the other sites is fine-tuned on that many
+            sentences, and a new model is trained on them from scratch. Sentences are
+            chosen at random, and a larger number contains
             those of a smaller one. At most 20 numbers; `[]` trains neither.
-        steps: Number of mini-batches in each of these trainings. It is fixed, because
-            so few sentences leave none to decide when to stop.
+        steps: Number of mini-batches in each of these training runs. It is fixed,
+            because with so few sentences none can be held out to decide when to stop.
         batch_size: Number of sentences in a mini-batch.
         learning_rate: Learning rate of Adam; 0 uses the learning rate of [training].
     """
@@ -423,7 +424,7 @@ class LeftOutConfig:
     learning_rate: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse more trainings than the table of a report can show."""
+        """Refuse more training runs than the table of a report can show."""
         if len(self.sentences) > _MAX_SENTENCE_NUMBERS:
             raise ConfigError(
                 f"sentences has {len(self.sentences):,} numbers: give at most "

@@ -129,7 +129,7 @@ def _try_model(job: Job) -> tuple[Problem, ...]:
     sites = tuple(job.kind.invent_site(name, site) for name, site in job.sites.items())
     try:
         config = job.module.configure(job.config, sites)
-        # Invented sites have no test data, without which none can be left out.
+        # Invented sites have no test data, so none of them can be left out.
         kept = tuple(name for name in job.conditions if name != LEFT_OUT)
         parts = list_parts(replace(job, conditions=kept), Sites(sites), config)
         federated = [part for part in parts if part.condition == "federated"]

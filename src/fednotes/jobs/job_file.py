@@ -94,11 +94,11 @@ class TopConfig:
             "pooled" (all notes in one place). Method "personal" adds "own-mix", in
             which each site mixes two models of its own, without partners. It is part of
             that method's default, and takes as long as "federated". "left-out" shows
-            whether models hold at a site that took no part: in turn, each site is left
-            out of a federation of the others, and all models are scored there
-            (`docs/how-to/left-out.md`). It includes "alone", needs at least three sites
-            with annotated documents, and takes about as long as training "federated"
-            and "pooled" once for each site.
+            whether models work at a site that took no part in training: each site in
+            turn is left out, the others train without it, and all models are scored on
+            its test data (`docs/how-to/left-out.md`). It also trains "alone", needs at
+            least three sites with annotated documents, and takes about as long as
+            training "federated" and "pooled" once for each site.
         threads: Number of CPU threads. Results may differ in their last bits between
             numbers of threads.
     """
@@ -329,7 +329,9 @@ def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
             header = "[sites.NAME]" if key == "sites" else f"[{key}]"
             if isinstance(value, list):
                 raise ConfigError(f"{where}: {key} is an array; write {header}")
-            raise ConfigError(f"{where}: {key} is a value, expected a table {header}")
+            raise ConfigError(
+                f"{where}: {key} must be a table {header}, not a single value"
+            )
     values = {key: value for key, value in table.items() if key in top_keys}
     return build(TopConfig, values, where)
 
@@ -431,8 +433,8 @@ class _TableReader:
         if LEFT_OUT in conditions and self.kind.name != "documents":
             raise ConfigError(
                 f'{self.where}: conditions has "{LEFT_OUT}", which needs sites with '
-                f"annotated documents, and sites of method = {self.top.method!r} have "
-                f"{self.kind.name}: leave it out"
+                f"annotated documents, but sites of method = {self.top.method!r} have "
+                f'{self.kind.name}: remove "{LEFT_OUT}" from conditions'
             )
         if "conditions" not in self.table and has_control:
             conditions.add(OWN_MIX)
@@ -568,8 +570,8 @@ class _TableReader:
             used_names[name.lower()] = name
             if not isinstance(values, Mapping):
                 raise ConfigError(
-                    f"{self.where}: sites.{name} is a value, expected a table "
-                    f"[sites.{name}]"
+                    f"{self.where}: sites.{name} must be a table [sites.{name}], not a "
+                    "single value"
                 )
             self._require_valid_addresses(name, values)
             sites[name] = build(self.kind.site_config, values, place)

@@ -3,7 +3,8 @@
     alone, mean         the mean score of the other sites' own models
     alone, best         the one of them that is best on its own site's validation data
     alone, votes        all of them: what most of them find
-    federated, pooled   what the other sites train together
+    federated, pooled   models trained on the notes of all other sites, jointly or in
+                        one place
     fine-tuned on N     the federated model after training on N sentences of the site
     from scratch on N   a new model, trained on the same sentences
     own model           the site's model alone, trained on all of its notes
@@ -11,8 +12,8 @@
 If the sites of a federation end with different models, these vote, and the one that is
 best on its own site's validation data is fine-tuned.
 
-The site's test data are only predicted. What is chosen is chosen by other sites'
-validation data, and trainings on the site's sentences have a fixed length.
+The site's test data are used only for scoring. Models are chosen by the other sites'
+validation data, and training on the site's sentences has a fixed length.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def find_trained_models(
         if not place.exists():
             raise DataError(
                 f"{folder} has no model of site {site.id!r}: check that the run has "
-                'ended, that "left-out" is one of its conditions, and that no site is '
-                "named as not left out in the remarks of its report"
+                'ended, that "left-out" is one of its conditions, and that the remarks '
+                "of its report do not say that a site is not left out"
             )
         types = frozenset(site.tags.types)
         models.append(TrainedModel(place, types, scores.get(site.id)))
@@ -111,7 +112,10 @@ def find_trained_models(
 
 
 def choose_best(models: Sequence[TrainedModel]) -> TrainedModel:
-    """Return the model with the best validation score, the first one of equal ones."""
+    """Return the model with the best validation score.
+
+    If several models have this score, it is the first of them.
+    """
     return max(models, key=lambda model: -1.0 if model.valid is None else model.valid)
 
 
@@ -264,7 +268,10 @@ class LeftOutSite:
         return {"types": len(counted), **{kind: scores[kind] for kind in _KINDS}}
 
     def _score_alone(self, models: Sequence[TrainedModel]) -> None:
-        """Score the other sites' own models, as far as they have learned a type."""
+        """Score the other sites' own models.
+
+        Models that have learned none of the scored types are not scored.
+        """
         able = [model for model in models if self._knows_a_type(model)]
         votes = [_predict(model, self._site.test, self._device) for model in able]
         scores = [
@@ -300,8 +307,8 @@ class LeftOutSite:
         """
         if not self._own_types:
             return [
-                f"{self._site.id} annotates no type of another site in its training "
-                "data, so no model is trained on its sentences"
+                f"{self._site.id} has training data without any type that another "
+                "site annotates, so no model is trained on its sentences"
             ]
         # One of these models has such a type, because other sites annotate it.
         start = choose_best(

@@ -9,7 +9,7 @@ from fednotes.core.types import SiteData
 from fednotes.core.wording import format_count
 from fednotes.jobs.job import Job
 
-# The two that are left must be able to train together.
+# When one of them is left out, two must remain for a federation.
 _FEWEST_SITES = 3
 
 
@@ -27,7 +27,8 @@ def choose_left_out_sites(job: Job, sites: Sequence[SiteData]) -> list[SiteData]
         raise ConfigError(
             f'conditions has "left-out", but the job has '
             f"{format_count(len(sites), 'site')}: it needs {_FEWEST_SITES} or more, so "
-            "that two are left to train together; give more sites, or leave it out"
+            "that two train together while one is left out: give more sites, or remove "
+            '"left-out" from conditions'
         )
     chosen = [
         site
@@ -37,14 +38,14 @@ def choose_left_out_sites(job: Job, sites: Sequence[SiteData]) -> list[SiteData]
     if not chosen:
         reasons = "; ".join(explain_others_not_left_out(job, sites))
         raise ConfigError(
-            f'conditions has "left-out", but no site can be left out: {reasons}; give '
-            "equal types the same name in label_map"
+            f'conditions has "left-out", but no site can be left out: {reasons}; use '
+            "label_map to give types that mean the same the same name"
         )
     return chosen
 
 
 def explain_others_not_left_out(job: Job, sites: Sequence[SiteData]) -> Iterator[str]:
-    """Yield why each of the other sites is not left out.
+    """Yield the reason for each site that cannot be left out.
 
     Args:
         job: The job.

@@ -32,7 +32,8 @@ def _require_few_cells(
     if len(left_out) * len(models) > MAX_CELLS:
         message = (
             f"{len(left_out):,} sites and {len(models):,} models make a table of more "
-            f"than {MAX_CELLS:,} cells; copy the run's folder again"
+            f"than {MAX_CELLS:,} cells, which fednotes never writes, so the file is "
+            "damaged; copy the run's folder again"
         )
         raise PydanticCustomError("too_large", "{message}", {"message": message})
     return left_out

@@ -523,7 +523,7 @@ def _require_threshold(threshold: float) -> None:
     """Raise ConfigError unless a threshold is a number between 0 and 1."""
     is_number = isinstance(threshold, int | float | np.number)
     if not (is_number and 0.0 <= threshold <= 1.0):
-        raise ConfigError(f"threshold = {threshold!r}: expected 0 to 1")
+        raise ConfigError(f"threshold = {threshold!r}: expected a number from 0 to 1")
 
 
 def _require_path(place: str | Path | NoteDatabase) -> str | Path:

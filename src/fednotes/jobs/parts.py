@@ -69,7 +69,7 @@ class Part:
     def is_logged(self) -> bool:
         """Whether its evaluations are logged, one curve for each condition.
 
-        Without a site, the others train much like all sites together.
+        A curve without one site would be much like that of all sites together.
         """
         return not self.training
 
@@ -179,8 +179,9 @@ def _list_parts_without(job: Job, sites: Sites, site: str) -> Iterator[Part]:
     others = tuple(each for each in sites.data if each.id != site)
     if job.federation.secure_sum and len(others) < FEWEST_SITES:
         raise ConfigError(
-            f"{len(others)} sites are left, and the secure sum needs {FEWEST_SITES}: "
-            "set secure_sum = false in [federation], or give more sites"
+            f"{len(others)} sites are left when one is left out, but the secure sum "
+            f"needs {FEWEST_SITES}: set secure_sum = false in [federation], or give "
+            "more sites"
         )
     complete = None
     if sites.complete is not None:
@@ -290,10 +291,10 @@ def plan_rounds(
 
 
 def count_examples_of_few_sentences(job: Job) -> int:
-    """Return how many sentences all trainings on few sentences of a site read."""
+    """Return how many sentences all training on few sentences of a site reads."""
     settings = job.left_out
-    trainings = 2 * len(settings.sentences)  # fine-tuned, and from scratch
-    return trainings * settings.steps * settings.batch_size
+    training_runs = 2 * len(settings.sentences)  # fine-tuned, and from scratch
+    return training_runs * settings.steps * settings.batch_size
 
 
 def estimate_traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:

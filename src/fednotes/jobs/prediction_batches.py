@@ -394,8 +394,8 @@ class FolderSink(Sink):
             )
         if sum(shard.notes for shard in manifest.shards) != manifest.progress.notes:
             raise DataError(
-                f"{path}: lists files of another number of notes than it records: "
-                "begin again in another folder"
+                f"{path}: the files that it lists do not contain the number of notes "
+                "that it records, so it is damaged: begin again in another folder"
             )
         for number, shard in enumerate(manifest.shards):
             if shard.file.partition(".")[0] != _name_shard(number):

@@ -39,8 +39,8 @@ def describe_prediction(
     """
     if source.text is not None or source.path == "-":
         raise ParameterError(
-            "`shard` and databases are for files and databases of notes: give a path, "
-            "or leave `shard` out"
+            "predictions in shards or a database need notes that can be read a second "
+            "time, from a file or a database: give a path, or leave `shard` out"
         )
     calibration = model / _CALIBRATION
     digest = ""

@@ -40,7 +40,7 @@ SUMMARY = "summary.json"
 PROMISED = "promise.json"
 # The control of method "personal": each site mixes two models of its own.
 OWN_MIX = "own-mix"
-# Each site in turn takes no part in the training of the models that it is scored on.
+# Each site in turn takes no part in training the models that are scored on its data.
 LEFT_OUT = "left-out"
 CONDITIONS = ("alone", OWN_MIX, "federated", "pooled", LEFT_OUT)
 # Conditions that the federated models are compared with at each site.
@@ -108,8 +108,8 @@ class RunResult(BaseModel):
         paired_mean: Condition → the same difference for the means over the sites.
         left_out: Left-out site → model → its scores on the site's test data
             (`jobs/left_out.py`).
-        left_out_mean: Model → the means of these scores over the sites, of models that
-            have scores at all of them.
+        left_out_mean: Model → the means of these scores over the left-out sites. It
+            lacks models without a score at one of them.
         left_out_types: Left-out site → the entity types that are scored there.
         config: Tables of the job.
         versions: Versions of the software, and the machine.
@@ -281,7 +281,7 @@ class RunResult(BaseModel):
 
     @property
     def left_out_table(self) -> LeftOutTable | None:
-        """The table of the models at left-out sites; None without these."""
+        """The table of models at left-out sites; None if there are no such sites."""
         if not self.left_out:
             return None
         return make_left_out_table(

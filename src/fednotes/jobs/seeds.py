@@ -140,7 +140,7 @@ class SeedsResult(BaseModel):
 
     @property
     def left_out_table(self) -> LeftOutTable | None:
-        """The table of the models at left-out sites; None without these."""
+        """The table of models at left-out sites; None if there are no such sites."""
         if not self.left_out:
             return None
         return make_left_out_table(

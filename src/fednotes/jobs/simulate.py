@@ -432,7 +432,9 @@ class _Run:
         return models
 
     def _plan_few_sentences(self, parts: Sequence[Part]) -> dict[str, float]:
-        """Return how many examples are read of each left-out site that has no scores.
+        """Return how many examples training on few sentences of each site reads.
+
+        Left-out sites that have been scored are omitted.
 
         Args:
             parts: All parts of the run.

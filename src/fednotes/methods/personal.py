@@ -88,9 +88,9 @@ RATE = 0.1
 class Config(Averaging):
     """Settings of fine-tuning with a personal model for each site.
 
-    With differential privacy, all LoRA adapters of the federated model, the shared
-    one and the one that stays at the site, are trained privately. Only this model is
-    kept, because the scores of a model trained on the notes without protection would
+    With differential privacy, both sets of LoRA adapters of the federated model, the
+    shared ones and those that stay at the site, are trained privately. Only this model
+    is kept, because the scores of a model trained on the notes without protection would
     reveal facts about them.
 
     Attributes:
@@ -98,9 +98,9 @@ class Config(Averaging):
         share_outputs: Tags whose rows of the classifier are shared: "common" shares
             tags that two or more sites have ("O" only if all sites annotate the same
             types, because it otherwise means different things); "none" shares no row.
-        share_change: Whether LoRA adapters of the encoder are shared. If it is false
-            and share_outputs = "none", each site mixes two models of its own, which is
-            the control that a federation has to beat.
+        share_change: Whether sites share one of the two sets of LoRA adapters of the
+            encoder. If it is false and share_outputs = "none", each site mixes two
+            models of its own, which is the control that a federation has to beat.
         mix: Weight of the federated model in the mix; the site's own model gets the
             rest.
         distil_epochs: Number of epochs in which the federated model is trained on the

@@ -71,9 +71,9 @@ class Privacy:
             before training. 0 publishes no counts. ε includes them.
         counted: Maximum L2 norm of one unit's counts: the square root of the number of
             different things that are counted for a unit.
-        averaged_rounds: Number of last rounds whose models are averaged into the final
-            model, which costs no ε. The mean has less noise than the last round's
-            model. 1 takes the last round's model.
+        averaged_rounds: Number of rounds at the end of training whose models are
+            averaged into the final one. Averaging costs no ε. The mean has less noise
+            than the last round's model. 1 takes the last round's model.
     """
 
     unit: Unit = "patient"

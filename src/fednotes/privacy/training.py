@@ -243,7 +243,7 @@ class DPSupport(ABC):
         if not self.can_average_rounds:
             raise ConfigError(
                 f"[privacy] averaged_rounds = {averaged}: this method trains in "
-                "stages, and later ones depend on the last model of earlier ones: "
+                "stages, and each stage starts from the last model of the one before: "
                 "leave averaged_rounds out"
             )
         if drawn is not None:

@@ -573,9 +573,9 @@ def _compute_expected_score(
     is_forbidden = score == -torch.inf
     if bool(is_forbidden.any()):
         raise ModelError(
-            f"sentence {int(is_forbidden.nonzero()[0, 0])} of the batch: a tag or "
-            "transition is expected that this CRF's constraints forbid: the counts "
-            "come from another tag set or scheme"
+            f"sentence {int(is_forbidden.nonzero()[0, 0])} of the batch: its counts "
+            "include a tag or transition that this CRF's constraints forbid: they come "
+            "from another tag set or scheme"
         )
     return score
 

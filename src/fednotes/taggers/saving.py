@@ -488,7 +488,9 @@ def _read_specification(
         )
         types = tuple(tagset["types"])
         if not all(isinstance(name, str) for name in types):
-            raise ModelError(f"{file}: damaged (an entity type is not a text)")
+            raise ModelError(
+                f"{file}: damaged (the name of an entity type is not a string)"
+            )
         return config, TagSet(types, tagset["scheme"])
     except ConfigError as error:
         raise ModelError(f"{file}: {error}") from error

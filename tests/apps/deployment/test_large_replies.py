@@ -1,4 +1,4 @@
-"""Large replies arrive in files without names, and are what the sites sent."""
+"""Large replies arrive in unnamed temporary files, and are what the sites sent."""
 
 from __future__ import annotations
 

@@ -507,7 +507,7 @@ def test_a_repeated_task_is_opened_only_for_the_same_sites(tmp_path: Path) -> No
             "fednotes.engines.history.OpenedSums.find_survivors", nothing_before
         ),
         pytest.raises(
-            TrainingError, match="a sum of this task was opened before, over"
+            TrainingError, match="a sum of this task has been opened for the"
         ),
     ):
         case.served(patience=LOOSE).sum("count")

@@ -1046,7 +1046,7 @@ def test_a_running_job_is_not_replaced() -> None:
     body = packed(("config/job.json", b"{}"))
     assert order("train.deploy", body, jobs=1)[1]
     answer, is_unpacked = order("train.deploy", body, running=(ORDERED_JOB,))
-    assert answer == "the job is running already"
+    assert answer == "the job is already running"
     assert not is_unpacked
 
 
@@ -1083,7 +1083,7 @@ def test_a_job_starts_only_after_it_is_unpacked() -> None:
 def test_a_server_can_start_few_processes_at_a_site() -> None:
     assert order("train.start_job", {}, jobs=gate.MAX_JOBS - 1)[1]
     answer, is_started = order("train.start_job", {}, jobs=gate.MAX_JOBS)
-    assert answer == "8 jobs are running already"
+    assert answer == "8 jobs are already running"
     assert not is_started
 
 

@@ -643,7 +643,7 @@ async def _shake_hands(
             status_line, _, _ = reply.partition(b"\r\n")
             status = status_line.decode("latin-1")
             if " 200 " not in f"{status} ":
-                raise ConnectionRefusedError(f"{proxy.text} says {status!r}")
+                raise ConnectionRefusedError(f"{proxy.text} answered {status!r}")
         await writer.start_tls(context, server_hostname=name)
         tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
         return tls.getpeercert(binary_form=True) or b""

@@ -94,8 +94,8 @@ def _list_numbers(
     Args:
         table: The table of a grid.
         rows: Some of its rows.
-        column: A column of the table. If the table has no columns, a site: the numbers
-            are then its strict F1.
+        column: A column of the table. If the table has no columns, the name of a site,
+            whose strict F1 is returned.
     """
     has_columns = bool(table["columns"])
     factor = 1.0 if has_columns and is_plain(column) else 100.0

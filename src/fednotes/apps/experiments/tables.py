@@ -86,7 +86,10 @@ def _list_left_out_tables(table: Table) -> Iterator[str]:
         ]
         yield format_markdown_table(("model", *scores.sites, "mean"), rows)
         if scores.has_partial_scores:
-            yield "\\* knows only some of these types, and is scored on them alone."
+            yield (
+                "\\* This model knows only some of these types, and is scored only on "
+                "those."
+            )
 
 
 def _format_left_out_cell(cell: LeftOutCell | None) -> str:

@@ -150,8 +150,8 @@ def _require_table(folder: Path, name: str) -> Path:
     path = _find_table(folder, name)
     if path is None:
         raise DataError(
-            f"{folder}: there is no {name}.csv (nor .csv.gz): add the table or leave "
-            "it out of the tables to read"
+            f"{folder}: there is neither {name}.csv nor {name}.csv.gz: add the table "
+            "or leave it out of the tables to read"
         )
     return path
 

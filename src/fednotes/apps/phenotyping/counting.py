@@ -187,8 +187,8 @@ def _weigh_classes(
 ) -> np.ndarray:
     """Return (classifiers, 2) balanced weights of classes, from noisy counts.
 
-    Counts below the noise are raised to it. Otherwise the only patient of a class could
-    get an arbitrary weight.
+    Counts below the standard deviation of their noise are raised to it. Otherwise noise
+    alone could give a class with a single patient any weight.
     """
     table = np.stack([absent, present, np.zeros_like(absent)], axis=1)
     classes = [(ABSENT, PRESENT)] * len(config.phenotypes)

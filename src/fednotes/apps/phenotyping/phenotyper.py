@@ -226,7 +226,7 @@ class Phenotyper:
         """Return the facts that a saved model has besides its tensors.
 
         Args:
-            data: The content of the file of tensors, of which the facts have a hash.
+            data: The content of the tensor file, whose hash is one of the facts.
         """
         network = self.network
         svms = self.svms

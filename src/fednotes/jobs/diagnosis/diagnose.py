@@ -138,8 +138,9 @@ def diagnose(target: str | Path | Job, settings: Sequence[str] = ()) -> Diagnosi
     if isinstance(target, Job):
         if settings:
             raise ParameterError(
-                "`settings` applies to the file or name of a job: give the changes to "
-                "`job` instead, as in job(source, training={...})"
+                "`settings` changes a job that is given as a file or by name, and this "
+                "one is a Job: give the changes to `job` instead, as in "
+                "job(source, training={...})"
             )
         return diagnose_job(target)
     folder = Path(target)

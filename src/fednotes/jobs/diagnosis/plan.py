@@ -72,13 +72,13 @@ class Rates(NamedTuple):
 
 
 def find_rates(job: Job) -> Rates | None:
-    """Return a job's learning rate beside those of the presets that train alike.
+    """Return a job's learning rate and those of similar presets.
 
-    A preset trains alike if it has the job's kind of model, and trains LoRA adapters
-    or biases if the job does.
+    A preset is similar if it has the job's kind of model, and trains LoRA adapters or
+    biases if the job does.
 
     Returns:
-        The rates; None if the method has no learning rate, or no preset trains alike.
+        The rates; None if the method has no learning rate, or no preset is similar.
     """
     rate = _read_learning_rate(job)
     if rate is None or job.privacy is not None:
@@ -209,7 +209,7 @@ def find_noise_causes(
     facts: Mapping[str, Mapping[str, Any]],
     promise: Mapping[str, Any],
 ) -> Iterator[Cause]:
-    """Yield the causes of low scores that lie in the noise of differential privacy.
+    """Yield the causes of low scores that are due to the noise of differential privacy.
 
     Args:
         job: The job.

@@ -178,7 +178,8 @@ def _require_equal(
     """
     if set(values_of_one) != set(values_of_two):
         raise ConfigError(
-            f"[silos] silos annotate alike, but site {one.id!r} {verb} "
+            "[silos]: all sites must annotate the same types with the same "
+            f"scheme, but site {one.id!r} {verb} "
             f"{', '.join(sorted(values_of_one))}, and {two.id!r} "
             f"{', '.join(sorted(values_of_two))}: give both the same `types` "
             "(label_map renames them) and the same scheme"

@@ -377,8 +377,8 @@ class SecureSite:
             raise RefusedError(f"site {site!r} in the list of {what} is not in the job")
         if len(sites) < self._parties.threshold:
             raise RefusedError(
-                f"{len(sites)} sites in the list of {what}: a sum takes "
-                f"{self._parties.threshold}"
+                f"{len(sites)} sites in the list of {what}: a sum needs at "
+                f"least {self._parties.threshold}"
             )
 
     def _check_request(self, request: UnmaskRequest) -> None:

@@ -358,7 +358,7 @@ def test_a_full_disk_leaves_the_ledger_intact(
         real(file, place, raw, wait=wait)
 
     monkeypatch.setattr(module, "_write_at", full)
-    with pytest.raises(FednotesError, match=r"No space left on device.*did not leave"):
+    with pytest.raises(FednotesError, match=r"No space left on device.*was not sent"):
         Ledger(path).append(MESSAGE)
     assert (path.read_bytes(), get_head_path(path).read_bytes()) == before
     (tmp_path / "file").write_text("")

@@ -480,8 +480,8 @@ class Authority:
             if not kit_serials:
                 raise ParameterError(
                     f"{kit}: its certificate is not on record, because an earlier "
-                    "version created it; use `replace_root` instead, and renew the "
-                    "other kits"
+                    "version of fednotes created it: use `replace_root` instead, and "
+                    "renew the other kits"
                 )
             revoked_serials += sorted(kit_serials)
         self._update_trust_list(revoked_serials)
@@ -509,8 +509,8 @@ class Authority:
     ) -> None:
         """Replace the trust list by a new one.
 
-        The new list also revokes the certificates that the current list revokes. Only
-        if there is no room for all of them, those that have expired are left out: this
+        The new list also revokes the certificates that the current list revokes.
+        Expired ones are left out only if there is no room for all, because this
         machine's clock may be wrong.
 
         Args:

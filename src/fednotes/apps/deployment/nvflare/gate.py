@@ -675,11 +675,11 @@ class _OrderCheck(RequestProcessor):
             problem = ""
             is_deployment = req.topic == TrainingTopic.DEPLOY
             if is_deployment and job in running_jobs:
-                problem = "the job is running already"
+                problem = "the job is already running"
             elif is_deployment:
                 problem = _find_fault(req.body)
             elif len(running_jobs) >= MAX_JOBS:
-                problem = f"{len(running_jobs)} jobs are running already"
+                problem = f"{len(running_jobs)} jobs are already running"
             if problem:
                 logger.error("refused an order from the server: %s", problem)
                 return error_reply(problem)

@@ -1,9 +1,10 @@
-"""Receive large replies into files without names, in the server's process of a job.
+"""Receive large replies into unnamed temporary files, in the server's job process.
 
 NVFlare keeps the pieces of a message in memory until the last one has arrived, and then
-joins them. If several sites answer at the same time, each reply takes its size up to
-twice. `receive_into_files` makes NVFlare append the pieces of a large message to a file
-and return a long value of the message as a part of this file (`StoredBytes`).
+joins them. If several sites answer at the same time, each reply takes up to twice
+its size in memory. `receive_into_files` makes NVFlare append the pieces of a large
+message to a file and return a long value of the message as a part of this file
+(`StoredBytes`).
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.utils.fobs.datum import TEN_MEGA, Datum, DatumManager
     from nvflare.fuel.utils.fobs.decomposer import Internalizer
 
-# NVFlare puts values of more than TEN_MEGA bytes in sections of their own, behind the
+# NVFlare puts values of more than TEN_MEGA bytes in sections of their own, after the
 # section with all others.
 MAX_FIRST_SECTION = 2 * TEN_MEGA
-# Sections behind the first one; a reply has one long value. Each takes much more time
+# Sections after the first one; a reply has one long value. Each takes much more time
 # and memory than its bytes.
 MAX_LONG_VALUES = 16
 # Read before `receive_into_files` replaces it.
@@ -44,8 +45,8 @@ class Pieces(ConsumableBufferList):
     """The pieces of a message, as NVFlare receives them.
 
     Args:
-        folder: The folder on whose file system the pieces of a large message are
-            stored.
+        folder: The pieces of a large message are written to an unnamed file on the
+            file system of this folder.
         report: Called with the error if they cannot be written there.
     """
 
@@ -90,9 +91,10 @@ class Pieces(ConsumableBufferList):
 
 
 def _compute_padding(header: bytes) -> int:
-    """Return how many bytes before a message align the value of its second section.
+    """Return the number of bytes to insert before a message.
 
-    A message is: header, first section, header, id of the value, value.
+    They align the value of its second section. A message is: header, first section,
+    header, id of the value, value.
 
     Args:
         header: The first bytes of the message.
@@ -104,10 +106,10 @@ def _compute_padding(header: bytes) -> int:
 
 
 def receive_into_files(folder: Path, report: Callable[[FednotesError], None]) -> None:
-    """Make this process receive large messages into files without names.
+    """Make this process receive large messages into unnamed temporary files.
 
     Args:
-        folder: The folder on whose file system they are stored.
+        folder: The folder on whose file system these files are.
         report: Called with the error if they cannot be written there.
     """
     blob_streamer.ConsumableBufferList = lambda: Pieces(folder, report)

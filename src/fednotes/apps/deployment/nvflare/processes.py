@@ -155,7 +155,7 @@ def free_pieces_of(frame: bytes) -> None:
 
 
 def return_free_memory() -> None:
-    """Return memory that this process no longer uses to the operating system."""
+    """Give memory that this process no longer uses back to the operating system."""
     with suppress(AttributeError):  # only glibc has this function
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -271,7 +271,7 @@ class FlareTransport:
                 )
                 if not exchange.new and not is_over:
                     # No reply announces that a site is lost, the submission stopped or
-                    # the disk is full, so these are looked at twice a second.
+                    # the disk is full, so these are checked twice a second.
                     exchange.changed.wait(min(seconds, 0.5))
                 replies = exchange.take()
             if self._error is not None:

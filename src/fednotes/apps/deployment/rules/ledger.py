@@ -297,7 +297,7 @@ class Ledger:
         """
         facts = _encode_entry(entry)
         disk_errors = raising_os_errors_as(
-            FednotesError, self.path, ending="; the message did not leave"
+            FednotesError, self.path, ending="; the message was not sent"
         )
         with disk_errors, self._locking_files() as (file, head_file):
             old_head, remark = self._find_end(file, head_file)
@@ -767,8 +767,8 @@ def _encode_entry(entry: Entry) -> dict[str, Any]:
         if not _NAME.fullmatch(name):  # not shown, because it may be note text
             raise RefusedError(
                 f"the {what} is not a plain name (ASCII letters, digits, . _ - / "
-                ": @ [ ] = , +, at most 256): the ledger takes no text, and the "
-                "message did not leave"
+                ": @ [ ] = , +, at most 256): the ledger records no free text, so "
+                "the message was not sent"
             )
     tensors = [asdict(facts) | {"shape": list(facts.shape)} for facts in entry.tensors]
     table = asdict(replace(entry, tensors=())) | {"tensors": tensors}

@@ -243,8 +243,8 @@ class Policy:
             raise invalid_hours
         if start == end:
             raise ConfigError(
-                f"hours = {self.hours!r}: begins when it ends; leave hours out to "
-                "allow any time"
+                f"hours = {self.hours!r}: the start and the end are the same time; "
+                "leave hours out to allow any time"
             )
         return _Hours(start, end)
 
