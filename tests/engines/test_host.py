@@ -603,7 +603,7 @@ def test_the_state_of_another_version_is_refused_with_a_remedy(tmp_path: Path) -
     for version in ({}, {"format": VERSION + 1}, {"format": None}):
         run.write_text(json.dumps({"job": JOB, "run": 1, **version}))
         with pytest.raises(
-            ModelError, match=r"another version .* finish it with that version"
+            ModelError, match=r"another version .* finish the job with that version"
         ):
             host(tmp_path)
     assert (tmp_path / "journal" / "00000001.request").exists()

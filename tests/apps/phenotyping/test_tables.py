@@ -377,7 +377,7 @@ def test_unreadable_tables_of_mimic_are_refused(hospital: Path, file: File) -> N
     without = read_mimic(hospital, ["diagnoses"])
     assert (without.codes, without.tables[0].rows) == ({}, 0)
     path.unlink()
-    complains("there is no DIAGNOSES_ICD.csv")
+    complains("there is neither DIAGNOSES_ICD.csv nor DIAGNOSES_ICD.csv.gz")
     (hospital / "DIAGNOSES_ICD.csv.gz").write_bytes(
         gzip.compress(DIAGNOSES.encode())[:-9]
     )
