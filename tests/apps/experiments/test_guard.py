@@ -121,10 +121,10 @@ def test_every_experiment_runs_to_its_table(
         say=lines.append,
     )
     missing = set(grid.list_job_names()) - set(jobs) if base else set()
-    left_out = [line for line in lines if line.startswith("left out")]
-    assert len(left_out) == len(missing)
+    omitted = [line for line in lines if line.startswith("omitted")]
+    assert len(omitted) == len(missing)
     for job in missing:
-        assert any(f"give your own job with `base` {job}=JOB" in x for x in left_out)
+        assert any(f"give your own job with `base` {job}=JOB" in x for x in omitted)
     page = (tmp_path / "out" / table["name"] / "results.md").read_text(encoding="utf-8")
     assert page.count("\n|") >= 3
 
@@ -221,7 +221,7 @@ def test_pretraining_within_the_budget_is_not_refused(
     table = reproduce(
         "bert-table1", out, seed=(1,), base=base, settings=settings, workers=1
     )
-    assert table["left_out"] == []
+    assert table["omitted"] == []
     assert len(table["rows"]) == 12
 
 

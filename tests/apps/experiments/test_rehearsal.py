@@ -76,7 +76,7 @@ def test_a_row_that_cannot_start_is_named_before_any_run(
     record_runs(rehearsed, lines)
     grid = HEAD.format(base="real", more="") + ROW.format(setting=setting)
     table = rehearsed.table(grid, base=(str(job),), say=lines.append)
-    assert lines[0].startswith("left out: refused, federated: ")
+    assert lines[0].startswith("omitted: refused, federated: ")
     assert reason in lines[0]
     assert [line for line in lines if line.startswith("ran")] == ["ran: plain"] * 2
     assert [row["label"] for row in table["rows"]] == ["plain"]
@@ -105,7 +105,7 @@ def test_a_model_that_a_site_refuses_to_train_is_named_before_any_run(
     )
     rehearsed.table(base=(str(task), f"pretrain={notes}"), say=lines.append)
     assert lines[0].startswith(
-        "left out: refused, federated: it starts from the model 'central', which "
+        "omitted: refused, federated: it starts from the model 'central', which "
         "cannot be trained: "
     )
     assert "min_steps = 1000 are needed" in lines[0]
@@ -125,7 +125,7 @@ def test_a_row_whose_codes_are_too_rare_is_named_before_any_run(
     record_runs(rehearsed, lines)
     table = rehearsed.table(say=lines.append)
     assert lines[0].startswith(
-        "left out: refused, federated: no category of codes has 1001 patients"
+        "omitted: refused, federated: no category of codes has 1001 patients"
     )
     assert [line for line in lines if line.startswith("ran")] == ["ran: plain"] * 2
     assert [row["label"] for row in table["rows"]] == ["plain"]

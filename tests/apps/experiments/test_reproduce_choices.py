@@ -338,7 +338,7 @@ def test_jobs_that_do_not_fit_the_experiment_are_refused(
         ("model.project=8", "", "project = 8"),  # a key of contextual features
     ],
 )
-def test_a_row_whose_settings_do_not_fit_is_left_out_by_name(
+def test_a_row_whose_settings_do_not_fit_is_omitted_by_name(
     tiny: Any, tmp_path: Path, setting: str, job: str, reason: str
 ) -> None:
     """The other row runs. The output and the table say what is missing, and why."""
@@ -346,7 +346,7 @@ def test_a_row_whose_settings_do_not_fit_is_left_out_by_name(
     lines: list[str] = []
     base = (job or str(own_job(tmp_path / "jobs")),)
     table = tiny.table(grid, base=base, seed=(1,), say=lines.append)
-    assert re.search(f"^left out: plain, federated: .*{reason}", lines[0])
+    assert re.search(f"^omitted: plain, federated: .*{reason}", lines[0])
     assert {row["label"] for row in table["rows"]} == {"searched"}
     assert {run.row.label for run in tiny.executed} == {"searched"}
     name = f"fedner-tiny-{table['base']['real'].rsplit('/')[-1].removesuffix('.toml')}"
@@ -368,10 +368,10 @@ def test_one_error_is_raised_if_nothing_can_run(tiny: Any, tmp_path: Path) -> No
     assert tiny.executed == []
 
 
-def test_a_refused_run_is_left_out_with_the_runs_that_start_from_it(
+def test_a_refused_run_is_omitted_with_the_runs_that_start_from_it(
     tiny: Any, tmp_path: Path
 ) -> None:
-    """The run of a refused model is left out too. Rows that do not need it run."""
+    """The run of a refused model is omitted too. Rows that do not need it run."""
     tiny.write(SEVERAL.replace('base = "bc5cdr"\n', ""), "bert")
     tiny.summary = of_finetuning
     task, notes = (
@@ -384,7 +384,7 @@ def test_a_refused_run_is_left_out_with_the_runs_that_start_from_it(
     lines: list[str] = []
     table = tiny.table(base=(str(task), f"pretrain={notes}"), say=lines.append)
     assert lines[0] == (
-        "left out: mine, pre-trained, federated: it starts from the model 'central', which cannot "
+        "omitted: mine, pre-trained, federated: it starts from the model 'central', which cannot "
         "be trained: site 'north': too few steps"
     )
     assert [run.arguments[1] for run in tiny.executed] == [str(task)]
@@ -756,7 +756,7 @@ conditions = ["federated"]
 """
 
 
-def test_rows_of_a_job_that_was_not_replaced_are_left_out(
+def test_rows_of_a_job_that_was_not_replaced_are_omitted(
     tiny: Any, tmp_path: Path
 ) -> None:
     """The job that trains a model from which rows start must be replaced, too."""
@@ -776,7 +776,7 @@ def test_rows_of_a_job_that_was_not_replaced_are_left_out(
     lines: list[str] = []
     table = tiny.table(base=(str(task), f"pretrain={notes}"), say=lines.append)
     reason = "to run the rows of job 'bc5cdr', give your own job with `base` bc5cdr=JOB"
-    assert lines[0] == f"left out: bc5cdr, base: {reason}"
+    assert lines[0] == f"omitted: bc5cdr, base: {reason}"
     assert f"- bc5cdr, base: {reason}" in tiny.lines(table["name"])
     assert [run.arguments[1] for run in tiny.executed] == [str(notes), str(task)]
     assert "sites.*.max_notes=9" in tiny.executed[0].arguments

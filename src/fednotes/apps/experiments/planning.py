@@ -4,7 +4,7 @@ A run is refused if its settings do not match its job, if a file, a model's weig
 package is missing, or if a site or the method refuses to take part. Most of this shows
 only when the sites and their models are built. The runs are therefore rehearsed before
 the first one trains: they are built as in `simulate`, but not trained. Refused runs are
-left out and named, and the others run.
+omitted and named, and the others run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def ignore_line(line: str) -> None:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Omission:
     """A row and condition, a whole row, or a model, that cannot run.
 
     Attributes:
@@ -94,13 +94,13 @@ class GridPlan:
         first: The runs that train the models that rows start from.
         groups: The runs of each row and condition.
         models: The folders of these models by seed and name.
-        left_out: The rows and models that cannot run.
+        omitted: The rows and models that cannot run.
     """
 
     first: list[GridRun] = field(default_factory=list)
     groups: list[list[GridRun]] = field(default_factory=list)
     models: Models = field(default_factory=dict)
-    left_out: list[LeftOut] = field(default_factory=list)
+    omitted: list[Omission] = field(default_factory=list)
 
 
 @runtime_checkable
@@ -208,7 +208,7 @@ def plan_grid(
         request: The jobs, size, settings and device of all runs.
         rehearsal: Builds the sites and models of each run.
         on_plan: Called before each row and condition is planned, and at the end.
-        say: Receives a line for each reason why rows are left out or settings are
+        say: Receives a line for each reason why rows are omitted or settings are
             skipped.
 
     Raises:
@@ -230,8 +230,8 @@ def plan_grid(
 
     plan = planner.finish()
     _require_runs(plan, grid)
-    for reason, names in group_by_reason(plan.left_out):
-        say(describe_left_out(reason, names))
+    for reason, names in group_by_reason(plan.omitted):
+        say(describe_omitted(reason, names))
     for setting, place in list_skipped_settings(plan):
         say(f"`settings` {setting} does not apply to {place}")
     return plan
@@ -269,7 +269,7 @@ class _Planner:
         self._model_runs: dict[str, list[GridRun]] = {}
         self._refused_models: dict[str, str] = {}
         self._groups: list[list[GridRun]] = []
-        self._left_out: list[LeftOut] = []
+        self._omitted: list[Omission] = []
 
     def add_model(self, model: ModelRun) -> None:
         """Plan the runs that train a model, or record why they cannot run."""
@@ -299,7 +299,7 @@ class _Planner:
         """Plan the runs of a row and condition, or record why they cannot run."""
         reason, runs = self._plan_row(row, condition)
         if reason:
-            self._left_out.append(LeftOut(row.label, condition, reason))
+            self._omitted.append(Omission(row.label, condition, reason))
         else:
             self._groups.append(runs)
 
@@ -333,11 +333,11 @@ class _Planner:
             is_compared = self._grid.attention is not None
             if is_compared or any(row.starts_from(name) for row in planned_rows):
                 first += runs
-        left_out = list(self._left_out)
+        omitted = list(self._omitted)
         if self._grid.attention is not None:
             for name, reason in self._refused_models.items():
-                left_out.append(LeftOut(name, "", reason))
-        return GridPlan(first, self._groups, self._find_folders_by_seed(), left_out)
+                omitted.append(Omission(name, "", reason))
+        return GridPlan(first, self._groups, self._find_folders_by_seed(), omitted)
 
     def _find_folders_by_seed(self) -> dict[int, dict[str, str]]:
         """Return the folders of the models by seed and name."""
@@ -386,26 +386,26 @@ def _require_runs(plan: GridPlan, grid: Grid) -> None:
     if grid.attention is None:
         is_enough = bool(plan.groups)
     else:
-        is_enough = not plan.left_out
+        is_enough = not plan.omitted
     if is_enough:
         return
-    reasons = [reason for reason, _ in group_by_reason(plan.left_out)]
+    reasons = [reason for reason, _ in group_by_reason(plan.omitted)]
     if len(reasons) > 1:
         reasons = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
     raise ParameterError(f"no run of this experiment is possible: {'; '.join(reasons)}")
 
 
-def group_by_reason(left_out: Sequence[LeftOut]) -> list[tuple[str, list[str]]]:
-    """Return each reason with the names of the rows and models left out for it."""
+def group_by_reason(omitted: Sequence[Omission]) -> list[tuple[str, list[str]]]:
+    """Return each reason with the names of the rows and models omitted for it."""
     names: dict[str, list[str]] = {}
-    for each in left_out:
+    for each in omitted:
         names.setdefault(each.reason, []).append(each.describe())
     return list(names.items())
 
 
-def describe_left_out(reason: str, names: Sequence[str]) -> str:
-    """Return a line about the rows and models left out for one reason."""
-    return f"left out: {'; '.join(names)}: {reason}"
+def describe_omitted(reason: str, names: Sequence[str]) -> str:
+    """Return a line about the rows and models omitted for one reason."""
+    return f"omitted: {'; '.join(names)}: {reason}"
 
 
 # ---- the user's settings -------------------------------------------------------------

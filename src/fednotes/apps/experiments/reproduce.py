@@ -22,10 +22,10 @@ from fednotes.apps.experiments.grids import (
 )
 from fednotes.apps.experiments.planning import (
     GridPlan,
-    LeftOut,
+    Omission,
     PlanProgress,
     Rehearsal,
-    describe_left_out,
+    describe_omitted,
     group_by_reason,
     ignore_line,
     ignore_progress,
@@ -62,7 +62,7 @@ def reproduce(  # noqa: PLR0913 - the options of a command
 ) -> dict[str, Any]:
     """Run an experiment and write its table.
 
-    All runs are planned and rehearsed first. Rows that cannot run are left out and
+    All runs are planned and rehearsed first. Rows that cannot run are omitted and
     named, with the reason, before anything trains. Finished runs in `out` are kept, and
     unfinished ones are resumed.
 
@@ -101,7 +101,7 @@ def reproduce(  # noqa: PLR0913 - the options of a command
         grid_size = replace(grid_size, note=_mark_changed_budget(grid_size.note))
     rows, omitted = _choose_rows(grid, jobs, full=full)
     for reason, names in group_by_reason(omitted):
-        say(describe_left_out(reason, names))
+        say(describe_omitted(reason, names))
     if seed:
         # A row's own seeds would take precedence over those of the size.
         rows = [replace(row, seeds=()) for row in rows]
@@ -134,9 +134,9 @@ def reproduce(  # noqa: PLR0913 - the options of a command
         "full": full,
         "settings": list(settings),
         "skipped_settings": list_skipped_settings(plan),
-        "left_out": [
+        "omitted": [
             (name_parameters(reason), names)
-            for reason, names in group_by_reason([*omitted, *plan.left_out])
+            for reason, names in group_by_reason([*omitted, *plan.omitted])
         ],
         "base": dict(jobs.replacements),
         "name": label,
@@ -178,11 +178,11 @@ def _mark_changed_budget(note: str) -> str:
 
 def _choose_rows(
     grid: Grid, jobs: Jobs, *, full: bool
-) -> tuple[list[Row], list[LeftOut]]:
+) -> tuple[list[Row], list[Omission]]:
     """Return the rows to run, and those omitted because their job is missing."""
     rows, missing = select_grid_rows(grid, jobs, full=full)
     omitted = [
-        LeftOut(
+        Omission(
             label,
             "",
             f"to run the rows of job {job!r}, give your own job with `base` {job}=JOB",

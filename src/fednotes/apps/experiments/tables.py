@@ -47,7 +47,7 @@ def _list_paragraphs(table: Table) -> Iterator[str]:
         yield f"Changed settings: {_join_settings(table['settings'])}."
     for setting, place in table.get("skipped_settings", ()):
         yield f"`{setting}` does not apply to {place}."
-    yield from _list_left_out(table)
+    yield from _list_omitted(table)
     if table.get("by_output"):
         yield from _list_disease_tables(table)
     else:
@@ -59,12 +59,12 @@ def _list_paragraphs(table: Table) -> Iterator[str]:
         yield from _list_paper_table(table)
 
 
-def _list_left_out(table: Table) -> Iterator[str]:
+def _list_omitted(table: Table) -> Iterator[str]:
     """Yield the rows that could not run, with the reason."""
-    left_out = table.get("left_out", ())
-    if left_out:
-        yield "Left out, because it cannot run here:"
-        yield "\n".join(f"- {'; '.join(names)}: {reason}" for reason, names in left_out)
+    omitted = table.get("omitted", ())
+    if omitted:
+        yield "Omitted, because it cannot run here:"
+        yield "\n".join(f"- {'; '.join(names)}: {reason}" for reason, names in omitted)
 
 
 def _list_left_out_tables(table: Table) -> Iterator[str]:
