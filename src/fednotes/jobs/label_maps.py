@@ -110,7 +110,11 @@ def _find_most_common_label(names: list[_Name]) -> str:
 def _map_to_broader_names(
     types: Mapping[str, Mapping[str, int]], mapped_names: set[tuple[str, str]]
 ) -> Iterator[LabelMap]:
-    """Yield proposals for names that begin or end with all words of another name.
+    """Yield proposals for names that begin or end with all words of a broader name.
+
+    The broader name is one of another site. A site that has both names distinguishes
+    the two, so nothing is proposed; nor is anything for a name that other sites have
+    too. Of several broader names, the one with the most mentions is proposed.
 
     Args:
         types: As in `find_label_maps`.

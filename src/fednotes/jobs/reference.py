@@ -265,7 +265,12 @@ class _TableClass:
         return Key(name, describe_type(hint), default, elsewhere, meaning)
 
     def _make_inner(self, name: str, cls: type[Any]) -> _TableClass:
-        """Return the table that is the value of a key."""
+        """Return the table that is the value of a key. Only [model] has such keys.
+
+        Args:
+            name: The key.
+            cls: The class of its value.
+        """
         return _TableClass(
             self.heading.replace("[model]", f"[model.{name}]"),
             cls,

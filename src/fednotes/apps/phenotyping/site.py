@@ -499,7 +499,14 @@ class Site(MethodSite):
         return np.asarray(weights.numpy())
 
     def _make_model(self, tensors: Tensors) -> Phenotyper:
-        """Return the model with its representation, and without classifiers."""
+        """Return the model with its representation of patients, without classifiers.
+
+        Patients are represented by the network, or by TF-IDF, or else by the vectors of
+        an encoder, for which the model needs no parameters.
+
+        Args:
+            tensors: Those of the task that begins stage 2; "idf" is for TF-IDF.
+        """
         config = self.config.model
         space = self.data.space
         names = () if self.code_learner is None else self.code_learner.outputs

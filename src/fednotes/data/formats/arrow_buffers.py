@@ -209,7 +209,12 @@ class _Table:
             yield self._unpack(form, start.position + 4 + index * size)
 
     def _find_field(self, field: int) -> int | None:
-        """Return the position of a field; None if it is missing."""
+        """Return the position of a field; None if it is missing.
+
+        A table begins with its distance from its layout (FlatBuffers' "vtable"). The
+        layout has two sizes of 2 bytes, and then the offset of each field in the table,
+        0 for a missing one. It can end before the last fields.
+        """
         (distance,) = self._unpack("<i", self.position)
         layout = self.position - distance
         (size,) = self._unpack("<H", layout)

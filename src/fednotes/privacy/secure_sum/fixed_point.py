@@ -49,14 +49,16 @@ Signed = NDArray[np.int64]
 
 
 def compute_limits(total: Total) -> dict[str, int]:
-    """Return limits for the next sum of the same task: 2^SPARE times the last total.
+    """Return limits for the next sum of the same task, as exponents of two.
 
-    A tensor that was zero has none, and neither has one whose largest value is beyond
-    2^±(BITS / 2), which leaves room for SPARE. The default limit then applies to it.
+    A tensor's limit is 2^SPARE times its largest value in the last total. A tensor that
+    was zero has no limit, and neither has one whose largest value is not within
+    2^±(BITS / 2); the default limit then applies to it. The other half of BITS keeps
+    each limit within 2^±BITS in spite of SPARE.
 
-    The total is public. A site whose values exceed the limits refuses, which everyone
-    learns. The server can then repeat the request with wider limits in the same
-    exchange.
+    The total is public, so limits reveal nothing more. A site whose values exceed the
+    limits refuses, which everyone learns. The server can then repeat the request with
+    wider limits in the same exchange.
     """
     limits = {}
     largest_exponent = BITS // 2

@@ -133,7 +133,7 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
 
     def find_place(job_id: str) -> tuple[float, int]:
         """Return the place of a submission, after finding those of its origins."""
-        # A dictionary keeps the order; only a forged history has a circle.
+        # A dictionary keeps the order and finds circles, which a forged history has.
         chain = {job_id: None}
         origin = find_origin(job_id)
         while origin in jobs_by_id and origin not in chain and origin not in places:
@@ -143,7 +143,7 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
         place = (submit_time(jobs_by_id[oldest]), 0)
         if origin in places:
             place = (places[origin][0], places[origin][1] + 1)
-        elif origin:  # it was deleted
+        elif origin:  # it was deleted, or the chain is a circle
             place = (place[0], 1)
         for number, each in enumerate(reversed(chain)):
             places[each] = (place[0], place[1] + number)

@@ -122,7 +122,8 @@ class FlareExchange:
                 code = str(result.get_return_code())
                 reason = result.get_header(REASON) or REASONS.get(code, code)
                 self.failed[site] = clean(reason)  # the site may send anything
-            client_task.result = None  # otherwise the frame would be in memory twice
+            # NVFlare would otherwise keep the frame until the exchange ends.
+            client_task.result = None
             self.changed.notify_all()
 
     def list_missing(self) -> tuple[str, ...]:

@@ -963,18 +963,17 @@ class SiteGuard:
                 size=len(reply),
             )
 
-        scores_question = ""
+        scores_state = ""
         if request.task == SCORES and not is_refusal:
-            # A site's own scores contain no update, but `max_rounds` limits the number
-            # of models whose scores leave. The line therefore identifies the model. Own
-            # scores are in no sum, so the question needs no name of `_name_question`.
-            scores_question = question.hex()
-            self._check_scores(scores_question)
+            # A site's own scores are attached to an empty update, which nothing above
+            # counts. `max_rounds` limits the number of models whose scores leave, so
+            # the line identifies the model: here, `question` is the digest of the tasks
+            # that led to the site's state, among them the one that sent the model.
+            scores_state = question.hex()
+            self._check_scores(scores_state)
 
         recorded = _choose_recorded_facts(facts, message, ledger_question)
-        entry = self._make_entry(
-            reply, message, recorded, reason, scores_question, spent
-        )
+        entry = self._make_entry(reply, message, recorded, reason, scores_state, spent)
         self._append_to_ledger(entry)
 
     def _find_update_facts(
@@ -1047,7 +1046,7 @@ class SiteGuard:
         message: Reply,
         recorded: _UpdateFacts,
         reason: str,
-        scores_question: str,
+        scores_state: str,
         spent: SpentBudget | None,
     ) -> Entry:
         """Return the ledger's line about a reply.
@@ -1057,7 +1056,7 @@ class SiteGuard:
             message: The decoded reply.
             recorded: The facts of its update that the line records.
             reason: Why the reply is a refusal, in one word.
-            scores_question: For the site's own scores, the state of the site in which
+            scores_state: For the site's own scores, the state of the site in which
                 they leave, otherwise "".
             spent: What the job has spent of the privacy budget; None if nothing.
         """
@@ -1076,7 +1075,7 @@ class SiteGuard:
             job=self._job,
             refusal=message.update is None,
             reason=clean_name(reason) if reason else "",
-            question=answered.question or scores_question,
+            question=answered.question or scores_state,
             update=answered.update_hash,
             model=answered.model_digest,
             tokens=recorded.covered.get("tokens"),
