@@ -19,8 +19,8 @@ from fednotes.core.messages import (
     decode_reply,
     encode_message,
 )
-from fednotes.core.stored_bytes import StoredBytes
-from fednotes.core.stored_tensors import ALIGN, StoredTensors, copy_or_store_tensors
+from fednotes.core.stored_bytes import ALIGN, StoredBytes
+from fednotes.core.stored_tensors import StoredTensors, copy_or_store_tensors
 from fednotes.core.tensors import fingerprint_tensors, list_shapes
 from fednotes.core.update import Total, Update
 

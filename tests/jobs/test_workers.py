@@ -405,13 +405,22 @@ def test_a_worker_that_cannot_start_is_an_error(
         simulate(load_job(str(job_file)), tmp_path / "run", workers=2)
 
 
+def wait_for_workers(number: int) -> list[int]:
+    """Return this process's workers once there are `number` of them.
+
+    The system shows a process's command a moment after it has started.
+    """
+    wait_until(lambda: len(find_workers(os.getpid())) == number)
+    return find_workers(os.getpid())
+
+
 def test_workers_use_the_processes_that_were_started_early() -> None:
     with starting_early(SITES_OF_A_RUN, 1):
-        (early,) = find_workers(os.getpid())
+        (early,) = wait_for_workers(1)
         first = ChildProcess(SITES_OF_A_RUN)
         assert find_workers(os.getpid()) == [early]
         second = ChildProcess(SITES_OF_A_RUN)
-        assert len(find_workers(os.getpid())) == 2
+        assert early in wait_for_workers(2)
     assert early in find_workers(os.getpid())
     for worker in (first, second):
         worker.close()
@@ -421,14 +430,13 @@ def test_workers_use_the_processes_that_were_started_early() -> None:
 
 def test_processes_that_no_worker_uses_end() -> None:
     with starting_early(PREDICTIONS, 2):
-        processes = find_workers(os.getpid())
-        assert processes
+        processes = wait_for_workers(min(2, os.cpu_count() or 1))
     assert not any(map(is_running, processes))
 
 
 def test_no_more_processes_start_early_than_there_are_cores() -> None:
     with starting_early(PREDICTIONS, 1000):
-        assert len(find_workers(os.getpid())) == os.cpu_count()
+        wait_for_workers(os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ from fednotes.core.cleaning import LINE, clean
 from fednotes.core.errors import TrainingError
 from fednotes.core.federation import Option
 from fednotes.core.parsing import count_values, parse_json
-from fednotes.core.stored_bytes import StoredBytes
-from fednotes.core.stored_tensors import ALIGN, Place, StoredTensors
+from fednotes.core.stored_bytes import ALIGN, StoredBytes
+from fednotes.core.stored_tensors import Place, StoredTensors
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Update
 

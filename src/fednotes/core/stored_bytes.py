@@ -18,6 +18,10 @@ from typing import NamedTuple
 
 from fednotes.core.errors import FednotesError, raising_os_errors_as
 
+# Tensors begin at multiples of this many bytes, in files and in messages, as torch
+# allocates them in memory.
+ALIGN = 64
+
 
 class Window(NamedTuple):
     """A part of a file in memory.

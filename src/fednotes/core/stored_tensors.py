@@ -15,12 +15,8 @@ import torch
 from torch import Tensor
 
 from fednotes.core.store import LARGE_BYTES
-from fednotes.core.stored_bytes import StoredBytes
+from fednotes.core.stored_bytes import ALIGN, StoredBytes
 from fednotes.core.tensors import copy_tensors, nbytes
-
-# Tensors begin at multiples of this many bytes, in files and in messages, as torch
-# allocates them in memory.
-ALIGN = 64
 
 
 class Place(NamedTuple):

@@ -24,8 +24,8 @@ from fednotes.apps.deployment.nvflare import server as flare
 from fednotes.apps.deployment.nvflare.large_replies import Pieces, receive_into_files
 from fednotes.core.errors import FednotesError
 from fednotes.core.messages import Reply, decode_reply, encode_message
-from fednotes.core.stored_bytes import StoredBytes
-from fednotes.core.stored_tensors import ALIGN, StoredTensors
+from fednotes.core.stored_bytes import ALIGN, StoredBytes
+from fednotes.core.stored_tensors import StoredTensors
 from fednotes.core.update import Update
 
 PIECE_BYTES = 2**20

@@ -17,8 +17,7 @@ from typing import Any
 
 from fednotes.core.errors import FednotesError, needs
 from fednotes.core.store import LARGE_BYTES
-from fednotes.core.stored_bytes import StoredBytes
-from fednotes.core.stored_tensors import ALIGN
+from fednotes.core.stored_bytes import ALIGN, StoredBytes
 
 with needs("nvflare", "deploy"):
     from nvflare.fuel.f3.cellnet import cell
