@@ -257,7 +257,7 @@ def test_a_file_that_the_server_lacks_is_reported_before_sites_are_asked(
     hospitals = Hospitals(tmp_path, job, site_notes)
     with pytest.raises(ModelError) as stopped:
         server_main(hospitals.setups[""], hospitals.network)
-    assert str(stopped.value).startswith("at the server: word_vectors '")
+    assert "[model]: word_vectors names a file" in str(stopped.value)
     assert "fednotes server start KIT --server-file FILE" in str(stopped.value)
     assert problem(hospitals)["again"] is False
     assert hospitals.network.frames == []
@@ -267,3 +267,35 @@ def test_a_file_that_the_server_lacks_is_reported_before_sites_are_asked(
     )
     with pytest.raises(AssertionError):  # now the sites are asked, who lack it too
         hospitals.run()
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("encoder", "$TOKEN"),
+        ("word_vectors", "$TOKEN/x"),
+        ("contextual", "$UNSET"),
+        ("backbone", "~/x"),
+        ("word_vectors", "/etc/passwd"),
+        ("tagger", "$TOKEN"),
+    ],
+)
+def test_a_job_opens_no_file_and_reads_no_variable_of_the_server(
+    key: str,
+    place: str,
+    site_notes: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The admin, who reads the problem, learns neither a variable's value nor whether a
+    file exists, and no site has to approve the job for that."""
+    monkeypatch.setenv("TOKEN", "hunter2")
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
+    hospitals.declared["job"]["model"][key] = place
+    with pytest.raises(ModelError) as stopped:
+        server_main(hospitals.setups[""], hospitals.network)
+    for text in (str(stopped.value), str(problem(hospitals))):
+        assert "hunter2" not in text
+        assert "passwd" not in text
+        assert "not set" not in text
+    assert hospitals.network.frames == []

@@ -238,12 +238,13 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     place = Place(base)
     project(base, NAMES)
     place.give("provision", "project.toml", "--out", "kits")
-    place.give("server", "start", "kits/server")
+    files = f"[files]\nencoder = '{bert}'\n"
+    (base / "server.toml").write_text(files)
+    place.give("server", "start", "kits/server", "--server-file", "server.toml")
     for name in NAMES:
         data_tables = [
             f"[data.{kind}]\n{lines(sites[name])}" for kind, sites in data.items()
         ]
-        files = f"[files]\nencoder = '{bert}'\n"
         (base / f"{name}.toml").write_text(files + "".join(data_tables) + POLICY)
         place.give("site", "start", f"kits/sites/{name}", "--site-file", f"{name}.toml")
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))

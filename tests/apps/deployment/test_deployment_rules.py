@@ -453,6 +453,8 @@ def test_an_error_names_sites_with_different_encoders(
     pytest.importorskip("transformers")
     bert = save_bert(tmp_path / "bert", max_position_embeddings=512)
     hospitals = Hospitals(tmp_path, FINETUNE.replace("BERT", str(bert)), site_notes)
+    server_file = hospitals.setups[""].kit / "server.toml"
+    server_file.write_text(f"[files]\nencoder = '{bert}'", "utf-8")
     for name in hospitals.names:
         encoder = shutil.copytree(bert, tmp_path / f"{name} bert")
         hospitals.change(name, "[data]", f"[files]\nencoder = '{encoder}'\n[data]")

@@ -50,7 +50,11 @@ from fednotes.apps.deployment.site_agreement import (
     require_as_declared,
     unpack_json,
 )
-from fednotes.apps.deployment.site_file import insert_local_paths, read_site_file
+from fednotes.apps.deployment.site_file import (
+    insert_local_paths,
+    read_site_file,
+    require_no_places,
+)
 from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.core import bounds
 from fednotes.core.errors import (
@@ -162,15 +166,27 @@ def parse_server_job(setup: Setup) -> Job:
     """Return the job, with this machine's paths for the files that the job names.
 
     Raises:
-        ModelError: One of the files does not exist.
+        ModelError: One of the files does not exist, or the job names a file or an
+            environment variable of this machine.
         ConfigError: The job was submitted for other sites than it names.
     """
     path = setup.kit / SERVER_FILE
+    where = f"job {setup.job.get('name')}"
+    table = setup.job.get("job")
+    files: Mapping[str, str] = {}
     declared: Mapping[str, Any] = setup.job
-    if path.exists():
-        table = insert_local_paths(read_site_file(path), declared["job"])
-        declared = {**declared, "job": table}
-    job = parse_declared(declared, setup.kit, f"job {declared.get('name')}")
+    if isinstance(table, Mapping):
+        if path.exists():
+            server_file = read_site_file(path)
+            files = server_file.files
+            declared = {**declared, "job": insert_local_paths(server_file, table)}
+        # The server opens the files of [model]; only sites open those of other tables.
+        opened_here = {"model": table.get("model")}
+        try:
+            require_no_places(opened_here, files, Path(SERVER_FILE), where)
+        except ConfigError as error:
+            raise ModelError(f"{error}: {_FILES_REMEDY}") from error
+    job = parse_declared(declared, setup.kit, where)
     if tuple(job.sites) != setup.sites:
         raise ConfigError(
             f"the job is for {', '.join(job.sites)}, but it was submitted for "

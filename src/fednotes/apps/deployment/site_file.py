@@ -264,7 +264,7 @@ def parse_site_job(declared: Mapping[str, Any], site: str, file: SiteFile) -> Jo
             not match the site's file.
     """
     where = f"job {declared.get('name')}"
-    _require_no_places(declared.get("job"), file, where)
+    require_no_places(declared.get("job"), file.files, file.path, where)
     job = parse_declared(declared, file.folder, where)
     if site not in job.sites:
         raise ConfigError(
@@ -359,20 +359,23 @@ def job_at_home(
     return replace(job, kind=replace(kind, load=load))
 
 
-def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
+def require_no_places(
+    table: Any, files: Mapping[str, str], source: Path, where: str
+) -> None:
     """Refuse a job that names a file or a variable of the machine that reads it.
 
-    Opening the file would reveal to the server whether the file exists, and an error
-    might quote its beginning.
+    Opening the file would reveal to others whether the file exists, and an error might
+    quote its beginning, or the value of the variable.
 
     Args:
         table: The table of the job, which may have any content.
-        file: The site's own file.
+        files: This machine's own files, by key.
+        source: The file that lists them in [files], for messages.
         where: How messages refer to the job.
 
     Raises:
-        ConfigError: The job names a file that [files] of the site's file does not list,
-            an environment variable or a home folder.
+        ConfigError: The job names a file that `files` does not list, an environment
+            variable or a home folder.
     """
     if not isinstance(table, Mapping):
         return
@@ -384,12 +387,12 @@ def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
             if not isinstance(value, str):
                 continue
             is_file_key = key in file_keys
-            if is_file_key and key in file.files:
-                continue  # the site's own path replaces the job's
+            if is_file_key and key in files:
+                continue  # this machine's own path replaces the job's
             if is_file_key and value.partition("#")[0] not in _BUILT_IN:
                 raise ConfigError(
                     f"{where} [{name}]: {key} names a file: give its path on "
-                    f"this machine as [files] {key} = … in {file.path}"
+                    f"this machine as [files] {key} = … in {source}"
                 )
             if "$" in value or value.startswith("~"):
                 raise ConfigError(
