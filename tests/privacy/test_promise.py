@@ -10,10 +10,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from scipy import special, stats
 
 from fednotes.core.errors import ConfigError, MissingExtra
 from fednotes.privacy import promise as module
+from fednotes.privacy.noise import SCALE, clip_to_grid
 from fednotes.privacy.promise import (
     ORDERS,
     Privacy,
@@ -233,6 +235,24 @@ def test_the_noise_of_the_fewest_honest_sites_suffices(
     promise = Promise.of(Privacy(**privacy), 10, sites, least)
     assert promise.shares == shares
     assert promise.site_noise**2 * shares == pytest.approx(2.0**2)
+
+
+@pytest.mark.parametrize("norm", [1e-30, 1e-3, 1.0, 1e8, 1e37])
+def test_the_smallest_clip_has_as_much_noise_as_promised(norm: float) -> None:
+    """At a clip of 3e-316, a gradient of norm 1.1e8 was 2.5 times as long on the grid
+    as the noise allows for: ε was 14 instead of 1.9."""
+    for noise in (0.7, 1.5):
+        privacy = Privacy(noise=noise, clip=module.LEAST_CLIP, where="site")
+        promise = Promise.of(privacy, 100, 3)
+        grids = {"w": promise.grids.shared}
+        gradient = {"w": torch.tensor([norm, -norm])}
+        clipped = clip_to_grid(gradient, privacy.clip, grids)["w"].double()
+        assert float(clipped.norm()) <= SCALE / promise.site_noise
+    for clip in (3e-316, 1e-300, 0.99 * module.LEAST_CLIP):
+        with pytest.raises(ConfigError, match="clip"):
+            Privacy(noise=1.5, clip=clip)
+        with pytest.raises(ConfigError, match="counted"):
+            Privacy(noise=1.5, counted=clip)
 
 
 def test_grid_steps_are_fractions_of_the_noise() -> None:

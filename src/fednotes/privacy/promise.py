@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Interval
 
 from fednotes.core.errors import ConfigError, needs
 from fednotes.core.numbers import NonNegativeInt, PositiveInt
@@ -35,6 +35,9 @@ ORDERS = (*range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 512, 102
 STEP = 1e-4  # computed noise is rounded up to a multiple, so that all machines agree
 LEAST_NOISE = 0.1
 MOST_NOISE = 1000.0
+# Below about 1e-300, float64 rounds the grid of the noise and the factor of a clipped
+# gradient to a few bits, so that a gradient could be longer than the noise allows for.
+LEAST_CLIP = 1e-6
 COUNTS = "noisy_counts"  # the task that publishes noisy counts
 Unit = Literal["patient", "document", "sentence"]
 
@@ -80,12 +83,12 @@ class Privacy:
     epsilon: Annotated[float, Ge(0), Interval(le=100)] = 0.0
     noise: Annotated[float, Ge(0), Interval(le=MOST_NOISE)] = 0.0
     delta: Annotated[float, Interval(gt=0, lt=0.1)] = 1e-5
-    clip: Annotated[float, Gt(0), Interval(le=1e6)] = 1.0
+    clip: Annotated[float, Interval(ge=LEAST_CLIP, le=1e6)] = 1.0
     rate: Annotated[float, Interval(ge=1e-6, le=1)] = 0.05
     where: Literal["sum", "site"] = "sum"
     colluding: NonNegativeInt = 1
     counts: Annotated[float, Ge(0), Interval(le=MOST_NOISE)] = 0.0
-    counted: Annotated[float, Gt(0), Interval(le=1e6)] = 20.0
+    counted: Annotated[float, Interval(ge=LEAST_CLIP, le=1e6)] = 20.0
     averaged_rounds: PositiveInt = 1
 
     @property
