@@ -19,6 +19,9 @@ from fednotes.core.errors import RefusedError
 Table = Mapping[str, Any]
 
 _MAX_DEPTH = 32  # of tables within tables
+# Characters of a dotted key. Each value is shown with its dotted key, so one long key
+# above many values would take memory that grows with the square of the job's size.
+_MAX_KEY = 1000
 _INTEGER_LIMIT = 2**63  # TOML's integers have 64 bits
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -85,6 +88,11 @@ def copy_json_value(value: Any, depth: int = 0, where: str = "") -> Any:
             if not _is_text(key):
                 raise RefusedError(
                     f"{where or 'the job'}: a key is {type(key).__name__}, not text"
+                )
+            if len(where) + len(key) > _MAX_KEY:
+                raise RefusedError(
+                    f"{where or 'the job'}: a key, with the names of its tables, has "
+                    f"more than {_MAX_KEY:,} characters; no job needs that"
                 )
         return {
             key: copy_json_value(inner, depth + 1, _join_key(where, key))

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 from fednotes.apps.deployment.rules.approval import Approvals
+from fednotes.apps.deployment.rules.guard import require_approved
+from fednotes.apps.deployment.rules.policy import Policy
+from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.tables import compare_tables, fingerprint_table
 
@@ -88,11 +91,69 @@ def test_a_table_with_anything_but_json_is_refused(tmp_path: Path, value: Any) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_long_key_above_many_values_is_refused() -> None:
+    """Each value is shown with its dotted key: 400 KB would take more than 8 GB."""
+    values = {str(number): 0 for number in range(20_000)}
+    shapes: list[dict[str, Any]] = [{"k" * 200_000: values}, {"a": {}}]
+    inner = shapes[1]["a"]
+    for _ in range(20):
+        inner["k" * 100] = {}
+        inner = inner["k" * 100]
+    inner |= values
+    for shape in shapes:
+        with pytest.raises(RefusedError, match="more than 1,000 characters"):
+            fingerprint_table({**JOB, "x": shape})
+        with pytest.raises(RefusedError, match="more than 1,000 characters"):
+            compare_tables({}, {**JOB, "x": shape})
+    fingerprint_table({**JOB, "x": {"k" * 900: values}})
+
+
 def test_a_table_that_is_nested_too_deeply_or_contains_itself_is_refused() -> None:
     table: dict[str, Any] = {}
     table["self"] = table
     with pytest.raises(RefusedError, match="deep"):
         fingerprint_table(table)
+
+
+def nested(number: int, values: int) -> dict[str, Any]:
+    """Return a job whose table is a list of zeros, 20 deep."""
+    value: Any = [0] * values
+    for _ in range(20):
+        value = [value]
+    return {"name": f"job {number}", "job": {"training": {"outputs": value}}}
+
+
+def test_rejected_jobs_cannot_make_the_decisions_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, no approval would hold: two rejected jobs of 1 MB took 70 MB."""
+    monkeypatch.setattr(bounds, "JSON_VALUES", 2_000)
+    approvals = Approvals(tmp_path)
+    approvals.decide("approved", JOB, "anna", NOON)
+    approvals.decide("rejected", nested(1, 1_000), "anna", NOON)
+    with pytest.raises(ConfigError, match=r"too large .* nothing was decided"):
+        approvals.decide("rejected", nested(2, 1_000), "anna", NOON)
+    assert approvals.read_status(JOB) == "approved"
+    assert approvals.read_status(nested(1, 1_000)) == "rejected"
+    approvals.decide("rejected", JOB, "anna", NOON)  # an approval can be withdrawn
+    assert approvals.read_status(JOB) == "rejected"
+
+
+def test_nested_tables_are_stored_without_indentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "FILE", 100_000)
+    approvals = Approvals(tmp_path)
+    approvals.decide("rejected", nested(1, 10_000), "anna", NOON)
+    assert approvals.read_status(nested(1, 10_000)) == "rejected"
+
+
+def test_a_job_that_no_person_could_read_does_not_wait_for_approval(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RefusedError, match="no person could read"):
+        require_approved(tmp_path, "a", nested(1, 500_000), Policy())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_decisions_are_stored(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from fednotes.core import bounds
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import (
     ConfigError,
@@ -41,7 +42,7 @@ from fednotes.core.errors import (
     raising_if_unreadable,
     raising_os_errors_as,
 )
-from fednotes.core.parsing import open_regular, read_json
+from fednotes.core.parsing import has_more_values, open_regular, read_json
 from fednotes.core.store import locking_file, replace_file
 from fednotes.core.tables import (
     Table,
@@ -409,13 +410,26 @@ class Approvals:
         return fingerprint
 
     def _write(self, decisions: tuple[Approval, ...]) -> None:
-        """Replace the file by one with these decisions."""
+        """Replace the file by one with these decisions.
+
+        Raises:
+            ConfigError: The file would be too large to be read again, so that none of
+                its decisions would hold.
+        """
         contents = {
             "format": FORMAT,
             "decisions": [decision.to_entry() for decision in decisions],
             "jobs": {decision.fingerprint: decision.table for decision in decisions},
         }
         text = json.dumps(contents, indent=2) + "\n"
+        if len(text) > bounds.FILE // 16:  # nested tables are mostly indentation
+            text = json.dumps(contents, separators=(",", ":")) + "\n"
+        if len(text) > bounds.FILE or has_more_values(text, bounds.JSON_VALUES):
+            raise ConfigError(
+                f"{self.path}: with the table of this job, the file would be too large "
+                "to be read again; nothing was decided, and the site does not join the "
+                "job: ask its author for a smaller one"
+            )
         replace_file(self.path, text.encode(), mode=0o600)
 
     def read_status(self, table: Table) -> Status:

@@ -16,6 +16,7 @@ composition).
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -68,7 +69,7 @@ from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.federation import TRAIN, Coverage
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
 from fednotes.core.numbers import NonNegativeFloat
-from fednotes.core.parsing import open_regular, read_json
+from fednotes.core.parsing import count_values, open_regular, read_json
 from fednotes.core.store import locking_file, measure_disk_usage, write_json
 from fednotes.core.tables import fingerprint_table
 from fednotes.core.update import Update
@@ -94,6 +95,10 @@ SPARE = 100
 # still say why it refuses; and the part of it that one line may take.
 LEDGER_BYTES = 2**20
 LINE_BYTES = 2**16
+# Bounds of a job's table. A site stores every table on which its people decide, and
+# reads all of them again for each message.
+TABLE_BYTES = 2**21  # as JSON
+TABLE_VALUES = 100_000
 SHORT = 16  # number of characters of an answer's hash in the spending record
 NOISY = "noisy"  # prefix of the names of tasks whose answers have noise
 # The keys of a ledger line that say how much training is behind an update.
@@ -163,6 +168,10 @@ def require_approved(
 
     A job without a decision is stored where `fednotes site approve` finds it. The
     message names no folder of the site.
+
+    Raises:
+        NotApproved: Too few people have approved the job.
+        RefusedError: The table is too large for people to read.
     """
     approvals = open_approvals(kit, policy.make_quorum(site))
     fingerprint = fingerprint_table(table)
@@ -176,6 +185,12 @@ def require_approved(
             f"the site: fednotes site approve KIT {short_fingerprint}"
         )
 
+    text = json.dumps(table)
+    if len(text) > TABLE_BYTES or count_values(text) > TABLE_VALUES:
+        raise RefusedError(
+            f"site {site!r}: the job's table has more than {TABLE_VALUES:,} values or "
+            f"{TABLE_BYTES:,} bytes, which no person could read before approving it"
+        )
     if not _is_pending(kit, fingerprint):
         pending = {
             "fingerprint": fingerprint,
