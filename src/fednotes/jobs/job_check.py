@@ -130,8 +130,8 @@ def _try_model(job: Job) -> tuple[Problem, ...]:
     try:
         config = job.module.configure(job.config, sites)
         # Invented sites have no test data, so none of them can be left out.
-        kept = tuple(name for name in job.conditions if name != LEFT_OUT)
-        parts = list_parts(replace(job, conditions=kept), Sites(sites), config)
+        conditions = tuple(name for name in job.conditions if name != LEFT_OUT)
+        parts = list_parts(replace(job, conditions=conditions), Sites(sites), config)
         federated = [part for part in parts if part.condition == "federated"]
         rehearse(job, federated or parts[:1])
     except FednotesError as error:

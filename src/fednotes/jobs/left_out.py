@@ -215,8 +215,8 @@ class LeftOutSite:
         pooled = find_mentions(trained.pooled, self._site.test, self._device)
         self._add("pooled", pooled)
         remarks = self._score_few_sentences(trained.federated)
-        own = find_mentions(trained.own, self._site.test, self._device)
-        self._add("own model", own, self._own_types)
+        by_own_model = find_mentions(trained.own, self._site.test, self._device)
+        self._add("own model", by_own_model, self._own_types)
 
         by_document = count_by_document(self._site.test, federated, types=self._types)
         return LeftOutOutcome(
@@ -321,27 +321,18 @@ class LeftOutSite:
         sentences = make_sentence_documents(self._site.train)
         numbers = sorted(set(self._job.left_out.sentences))
         possible = [number for number in numbers if number <= len(sentences)]
-        name = f"training on a few sentences of {self._site.id}"
-        with working(name, 2 * len(possible)) as work:
+        title = f"training on a few sentences of {self._site.id}"
+        with working(title, 2 * len(possible)) as work:
             for number in possible:
                 fraction = number / len(sentences)
                 few = subsample(sentences, fraction, self._job.seed)
                 fine_tuned = load_model(start.folder, self._device)
-                self._train(fine_tuned, few, start.types)
-                self._add(
-                    f"fine-tuned on {number}",
-                    _predict_with(fine_tuned, self._site.test),
-                    start.types,
-                )
+                name = f"fine-tuned on {number}"
+                self._train_and_score(name, fine_tuned, few, start.types)
                 work.add()
 
-                new = self._build_model()
-                self._train(new, few, self._own_types)
-                self._add(
-                    f"from scratch on {number}",
-                    _predict_with(new, self._site.test),
-                    self._own_types,
-                )
+                name = f"from scratch on {number}"
+                self._train_and_score(name, self._build_model(), few, self._own_types)
                 work.add()
         available = format_count(len(sentences), "training sentence")
         return [
@@ -356,12 +347,13 @@ class LeftOutSite:
         config = self._job.config.model.for_types(self._own_types)
         return build_model(config, tags, self._job.seed, self._device)
 
-    def _train(
-        self, model: Model, sentences: Documents, learned: Collection[str]
+    def _train_and_score(
+        self, name: str, model: Model, sentences: Documents, learned: Collection[str]
     ) -> None:
-        """Train a model on some of the site's sentences.
+        """Train a model on some of the site's sentences, and score it.
 
         Args:
+            name: The model's name in the table.
             model: The model.
             sentences: The sentences.
             learned: The types that the model can find; for a new model, those of its
@@ -382,6 +374,7 @@ class LeftOutSite:
             draws=Draws(self._job.seed),
             site=self._site.id,
         )
+        self._add(name, _predict_with(model, self._site.test), learned)
 
     def _find_learning_rate(self) -> float:
         """Return the learning rate of the job's method.
