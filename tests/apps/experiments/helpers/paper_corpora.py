@@ -404,6 +404,8 @@ def write_public(folder: Path) -> None:
         write_conll(folder / name / "train.tsv", types, 300, 30)
         write_conll(folder / name / "devel.tsv", types, 400, 8)
         write_conll(folder / name / "test.tsv", types, 500, 8)
+    maccrobat = folder / "maccrobat"
+    write_brat(maccrobat, maccrobat, ("Disease_disorder", "Sign_symptom"), 30)
     for part, first, number in (
         ("train", 300, 20),
         ("dev", 400, 12),
