@@ -20,7 +20,7 @@ lstm_units = 6
 """
 NAMES = ("discharge", "reports", "posts")
 SITES = "".join(f"[sites.{name}]\n" for name in NAMES)
-FEDERATION = "[federation]\npause = 0.01\nknock_every = 0\ntimeout = 20\n"
+FEDERATION = "[federation]\npause = 0.1\nknock_every = 0\ntimeout = 20\n"
 FEDNER = f"""
 method = "fedner"
 seed = 3

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Interval
 
 from fednotes import methods
 from fednotes.core.databases import is_address
@@ -367,6 +367,12 @@ class SilosConfig:
     by: Literal["patient", "document"] | None = None
 
 
+# Seconds between two requests to a site. Nobody may have approved the job yet: without
+# a lower bound, it could keep the server and all sites busy. Longer times than the
+# upper bound overflow in `time.sleep`.
+_WaitingTime = Annotated[float, Interval(ge=0.1, le=1e7)]
+
+
 @checked(frozen=True)
 class FederationConfig:
     """How the server gathers the sites' answers. A simulation needs only `secure_sum`.
@@ -393,9 +399,9 @@ class FederationConfig:
     """
 
     min_sites: NonNegativeInt = 0
-    timeout: Annotated[float, Gt(0)] = 600.0
+    timeout: _WaitingTime = 600.0
     grace: NonNegativeFloat = 0.0
-    pause: NonNegativeFloat = 5.0
+    pause: _WaitingTime = 5.0
     knock_every: NonNegativeFloat = 30.0
     checkpoint_seconds: NonNegativeFloat = 600.0
     max_norm: NonNegativeFloat = 0.0

@@ -126,3 +126,16 @@ def test_a_file_of_the_site_replaces_that_of_the_job(tmp_path: Path) -> None:
 
 def _table(text: str) -> dict[str, Any]:
     return json.loads(json.dumps({**tomllib.loads(text), "sites": {"a": {}}}))
+
+
+@pytest.mark.parametrize("key", ["pause", "timeout"])
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 1e300])
+def test_a_job_cannot_keep_the_server_and_the_sites_busy(
+    key: str, seconds: float, tmp_path: Path
+) -> None:
+    """Without a pause, the server would ask the sites hundreds of times a second until
+    people have approved or rejected the job."""
+    table = {**_table(NER), "federation": {key: seconds}, "sites": {"a": {}}}
+    bound = "at most 10,000,000" if seconds > 1 else r"at least 0\.1"
+    with pytest.raises(ConfigError, match=rf"\b{key} = .*: expected {bound}"):
+        parse_site_job({"name": "j", "job": table}, "a", site_file(tmp_path))
