@@ -50,7 +50,19 @@ def test_three_sites_use_a_secure_sum_by_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    ["/etc/passwd", "~/x", "../x.txt", "$TOKEN", "$UNSET", "private.txt", "x#y"],
+    [
+        "/etc/passwd",
+        "~/x",
+        "../x.txt",
+        "$TOKEN",
+        "$UNSET",
+        "private.txt",
+        "x#y",
+        "#private.txt#",  # as editors name their copies
+        "minilm#/../private.txt",
+        "minilm#first\n",
+        "none#private.txt",
+    ],
 )
 def test_a_job_opens_no_file_of_a_site(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -65,6 +77,19 @@ def test_a_job_opens_no_file_of_a_site(
     ) as refusal:
         parse_site_job({"name": "j", "job": table}, "a", site_file(tmp_path))
     assert not {"hunter2", "jane", "passwd", place} & set(str(refusal.value).split())
+
+
+@pytest.mark.parametrize("encoder", ["minilm", "minilm#first#layers=4"])
+def test_a_job_may_name_the_packaged_encoder_with_options(
+    encoder: str, tmp_path: Path
+) -> None:
+    table = {
+        **_table(NER),
+        "model": {"tagger": "cnn-clstm-crf", "contextual": encoder},
+        "sites": {"a": {}},
+    }
+    job = parse_site_job({"name": "j", "job": table}, "a", site_file(tmp_path))
+    assert job.config.model.contextual == encoder
 
 
 FILE_KEYS = [

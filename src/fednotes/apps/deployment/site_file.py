@@ -21,6 +21,7 @@ this file says which notes are read: a job that names a file of the site is refu
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -43,7 +44,8 @@ from fednotes.jobs.job_file import load_table, parse_job
 from fednotes.jobs.local_files import list_file_keys_by_table
 
 SITE_FILE = "site.toml"  # in a kit
-_BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are not files
+# Names that are not files; options may follow "minilm" (`encoders/features.py`).
+_BUILT_IN = re.compile(r"|none|learn|synthetic|minilm(#[a-z]+(=[0-9]+)?)*", re.ASCII)
 
 
 # ---- a site's own file ---------------------------------------------------------------
@@ -389,7 +391,7 @@ def require_no_places(
             is_file_key = key in file_keys
             if is_file_key and key in files:
                 continue  # this machine's own path replaces the job's
-            if is_file_key and value.partition("#")[0] not in _BUILT_IN:
+            if is_file_key and not _BUILT_IN.fullmatch(value):
                 raise ConfigError(
                     f"{where} [{name}]: {key} names a file: give its path on "
                     f"this machine as [files] {key} = … in {source}"
