@@ -662,6 +662,7 @@ def _locate_files(
     }
     for key in file_keys:
         value = settings.get(key)
-        if isinstance(value, str) and value and (folder / value).exists():
+        # Unlike Path.exists, this is False if the name is too long for a path.
+        if isinstance(value, str) and value and os.path.exists(folder / value):
             settings[key] = str(folder / value)
     return settings

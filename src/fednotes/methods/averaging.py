@@ -42,6 +42,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.numbers import (
+    Epochs,
     FractionBelowOne,
     NonNegativeFloat,
     NonNegativeInt,
@@ -158,7 +159,7 @@ class Averaging(Aggregation):
 
     cycles: PositiveInt = 15
     keep_cycle: int = 0
-    local_epochs: PositiveFloat = 1
+    local_epochs: Epochs = 1
     batch: Literal["each", "shared"] = "each"
     batch_size: PositiveInt = 32
     accumulate: PositiveInt = 1

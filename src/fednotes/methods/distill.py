@@ -37,6 +37,7 @@ from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
 from fednotes.core.numbers import (
+    Epochs,
     FractionBelowOne,
     NonNegativeInt,
     PositiveFloat,
@@ -142,7 +143,7 @@ class Config(SiteSampling):
     target_gradient: Literal["mean", "sum"] = "mean"
     aggregation: Literal["uniform", "size"] = "uniform"
     rounds: PositiveInt = 25
-    local_epochs: PositiveFloat = 1
+    local_epochs: Epochs = 1
     batch_size: PositiveInt = 8
     learning_rate: PositiveFloat = 3e-5
     evaluate_every: PositiveInt = 1

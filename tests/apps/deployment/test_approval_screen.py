@@ -15,7 +15,7 @@ from kits import run_site_command, site_kit
 from rich.cells import cell_len
 from rich.console import Console
 
-from fednotes.apps.deployment.approval_requests import describe_account
+from fednotes.apps.deployment.approval_requests import describe_account, describe_job
 from fednotes.apps.deployment.commands import site as kit_cli
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.rules.guard import (
@@ -224,6 +224,27 @@ def test_a_job_that_the_rules_refuse_causes_a_warning_before_the_question(
         "approve", kit, fingerprint_table(table)[:12], "--yes", code=0
     )
     assert "warning" not in output
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"training": {"local_epochs": 1e308}},
+        {"model": {"encoder": "x" * 5000}},
+    ],
+    ids=["epochs", "encoder"],
+)
+def test_a_job_with_extreme_values_is_shown(kit: Path, tables: dict[str, Any]) -> None:
+    """Such a job is refused when it begins, but people can read and reject it."""
+    sites = {name: {} for name in SITES}
+    job = {"method": "finetune", "sites": sites, **tables}
+    table = {"name": "ner", "job": job, "sites": SITES, "min_sites": 3}
+    request_approval(kit, table)
+    (kit / SITE_FILE).write_text("[data]\n")
+    pending = read_pending_job(kit)
+    assert pending is not None
+    requested = RequestedJob(pending["fingerprint"], pending["table"])
+    assert describe_job(kit, requested, read_policy(kit).make_quorum("h1"))
 
 
 def test_an_approval_reports_whether_a_run_waits_for_it(

@@ -141,6 +141,13 @@ def test_an_entity_type_that_cannot_be_saved_is_refused() -> None:
         read_site_description("c", {"description": pack_json(table)})
 
 
+@pytest.mark.parametrize("width", [-1, 2**62, 2**63])
+def test_an_impossible_number_of_features_is_refused_with_the_site(width: int) -> None:
+    table = {**asdict(Description()), "width": width}
+    with pytest.raises(ConfigError, match="the description that site 'c' sent"):
+        read_site_description("c", {"description": pack_json(table)})
+
+
 # numbers of patients
 
 WRONG_COUNTS = {"below zero": -50.0, "half a patient": 0.5, "too many": 1e15}

@@ -14,9 +14,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 
 import fednotes
 from fednotes.core.cleaning import NAME, clean
@@ -40,6 +41,7 @@ DESCRIBE = "@describe"
 SCORES = "@scores"
 MAX_TYPES = 1000  # entity types that sites annotate and the job does not name
 _MAX_BYTES = 2**20
+_MAX_WIDTH = 2**40  # features of patients; PyTorch accepts no model of 2**62
 
 
 @checked(frozen=True)
@@ -67,7 +69,7 @@ class Description:
     types: tuple[str, ...] = ()
     scheme: Scheme = "BIO"
     label_map: Mapping[str, str] = field(default_factory=dict)
-    width: int = 0
+    width: Annotated[int, Interval(ge=0, le=_MAX_WIDTH)] = 0
     dense: bool = False
     features: str = ""
     phenotypes: tuple[str, ...] = ()
