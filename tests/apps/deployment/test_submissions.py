@@ -218,6 +218,59 @@ def test_a_server_cannot_replace_a_file_that_the_admin_wrote(tmp_path: Path) -> 
     ]
 
 
+class OddServer(Server):
+    """A server whose finished run holds an odd file or, without a text, a folder."""
+
+    def __init__(self, name: str, text: str | None) -> None:
+        super().__init__("FINISHED:COMPLETED")
+        self.name, self.content = name, text
+
+    def fetch(self, job_id: str, out: Path) -> Path:
+        files = super().fetch(job_id, out) / "fednotes"
+        files.mkdir(exist_ok=True)
+        path = files / self.name
+        if path.is_dir():
+            path.rmdir()
+        if self.content is None:
+            path.mkdir()
+        else:
+            path.write_text(self.content)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("problem.json", '{"x": 1}', "will not be resumed: the server gives no reason"),
+        ("problem.json", '{"again": true}', "does not resubmit it"),
+        ("problem.json", None, "does not resubmit it"),
+        ("summary.json", None, "does not resubmit it"),
+    ],
+)
+def test_odd_files_of_a_server_end_the_watching_with_a_reason(
+    name: str, text: str | None, message: str, tmp_path: Path
+) -> None:
+    clock = Clock()
+    server: Any = OddServer(name, text)
+    follower = Follower(RUN, tmp_path, mock.Mock(), print, now=clock, sleep=clock.sleep)
+    with pytest.raises(FednotesError, match=message):
+        follower.follow(server)
+
+
+@pytest.mark.parametrize(("name", "text"), [("metrics.jsonl", None), ("model", "x")])
+def test_a_folder_in_place_of_a_fetched_file_is_ignored(
+    name: str, text: str | None, tmp_path: Path
+) -> None:
+    """Neither does a file replace a folder."""
+    server: Any = OddServer(name, text)
+    server.summary = True
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "model").mkdir()
+    Follower(RUN, tmp_path, mock.Mock(), print).follow(server)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert (tmp_path / "model").is_dir()
+
+
 def test_a_run_that_does_not_end_or_is_unknown_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="has not ended yet"):
         ended(Server("DISPATCHED"), tmp_path)

@@ -793,16 +793,12 @@ class Follower:
                 self.say(f"{self._status} ({details or 'nothing to fetch'})")
                 return None
             problem = read_json_table(files / PROBLEM)
+            text = problem.get("problem", "the server gives no reason")
             if problem and not problem.get("again"):
-                raise FednotesError(
-                    f"run {self.run.name} will not be resumed: {problem['problem']}"
-                )
+                raise FednotesError(f"run {self.run.name} will not be resumed: {text}")
             if problem:
-                self.say(
-                    f"paused: {problem['problem']}; the server resumes the run "
-                    "automatically"
-                )
-            if not (files / SUMMARY).exists():
+                self.say(f"paused: {text}; the server resumes the run automatically")
+            if not (files / SUMMARY).is_file():
                 return None
             self._move_into_folder(files)
             self._restore_declaration(files.parent)
@@ -818,7 +814,9 @@ class Follower:
         for name in _RESULTS:
             path = files / name
             target = self.out / name
-            if not path.exists():
+            # A lying server can send a folder in place of a file, or the reverse.
+            is_expected = path.is_dir() if name == "model" else path.is_file()
+            if not is_expected:
                 continue
             if target.is_dir():
                 shutil.rmtree(target)
