@@ -452,12 +452,12 @@ def test_an_error_names_sites_with_different_encoders(
     """By the digests of both; a copy elsewhere is no other one (`test_deployment.py`)."""
     pytest.importorskip("transformers")
     bert = save_bert(tmp_path / "bert", max_position_embeddings=512)
-    hospitals = Hospitals(tmp_path, FINETUNE.replace("BERT", str(bert)), site_notes)
-    server_file = hospitals.setups[""].kit / "server.toml"
-    server_file.write_text(f"[files]\nencoder = '{bert}'", "utf-8")
+    job = FINETUNE.replace("BERT", str(bert))
+    files = f"[files]\nencoder = '{bert}'\n"
+    hospitals = Hospitals(tmp_path, job, site_notes, files=files)
     for name in hospitals.names:
         encoder = shutil.copytree(bert, tmp_path / f"{name} bert")
-        hospitals.change(name, "[data]", f"[files]\nencoder = '{encoder}'\n[data]")
+        hospitals.change(name, str(bert), str(encoder))
     facts = json.loads((encoder / "config.json").read_text())
     (encoder / "config.json").write_text(json.dumps(facts | {"hidden_act": "relu"}))
     digest = r"\([0-9a-f]{64}\)"

@@ -96,7 +96,8 @@ class Network:
 class Hospitals:
     """Kits of a server and of sites below `folder`, for one job.
 
-    data: site → its [data] table.
+    data: site → its [data] table. files: the table [files] of every site and of the
+    server.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Hospitals:
         self.declared = {"name": "job", "job": tomllib.loads(job)}
         self.least = least or len(data)
         self.setups = {name: self._setup(name, run) for name in ("", *data)}
+        (self.setups[""].kit / "server.toml").write_text(files)
         for name, table in data.items():
             source = folder / f"{name}.toml"
             source.write_text(f"{files}[data]\n{lines(table)}[policy]\n{policy}")
