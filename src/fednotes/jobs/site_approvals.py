@@ -63,15 +63,15 @@ class ApprovalDesk:
     Attributes:
         is_site: Returns whether a folder is the kit of a site whose jobs this desk
             knows.
-        read_request: Returns the job that waits at a site, or None. It raises a
-            FednotesError if the records of the site are damaged.
+        read_requests: Returns the jobs that wait at a site, the newest request first.
+            It raises a FednotesError if the records of the site are damaged.
         read_decisions: Returns the decisions at a site, oldest first.
-        decide: Decides on the waiting job with this fingerprint, and returns the effect
+        decide: Decides on a waiting job by its fingerprint, and returns the effect
             in words. It makes all checks again, and raises a FednotesError if the job
             no longer waits or must not be approved.
     """
 
     is_site: Callable[[Path], bool]
-    read_request: Callable[[Path], ApprovalRequest | None]
+    read_requests: Callable[[Path], Sequence[ApprovalRequest]]
     read_decisions: Callable[[Path], Sequence[PastDecision]]
     decide: Callable[[Path, str, Decision], str]

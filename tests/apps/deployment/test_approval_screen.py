@@ -23,7 +23,7 @@ from fednotes.apps.deployment.rules.guard import (
     NotApproved,
     RequestedJob,
     open_approvals,
-    read_pending_job,
+    read_pending_jobs,
     require_approved,
 )
 from fednotes.apps.deployment.rules.policy import Policy
@@ -241,9 +241,7 @@ def test_a_job_with_extreme_values_is_shown(kit: Path, tables: dict[str, Any]) -
     table = {"name": "ner", "job": job, "sites": SITES, "min_sites": 3}
     request_approval(kit, table)
     (kit / SITE_FILE).write_text("[data]\n")
-    pending = read_pending_job(kit)
-    assert pending is not None
-    requested = RequestedJob(pending["fingerprint"], pending["table"])
+    (requested,) = read_pending_jobs(kit)
     assert describe_job(kit, requested, read_policy(kit).make_quorum("h1"))
 
 
@@ -272,6 +270,24 @@ def test_an_approval_reports_whether_a_run_waits_for_it(
     assert "ner (" in run_site_command("status", kit)
     assert "but no run asks" not in run_site_command("status", kit)
     assert "this site joins within seconds" in run_site_command("approve", kit, "--yes")
+
+
+def test_each_of_several_waiting_jobs_can_be_chosen(kit: Path) -> None:
+    request_approval(kit, JOB)
+    other_job = {**JOB, "name": "other"}
+    request_approval(kit, other_job)
+    prefix = fingerprint_table(JOB)[:12]
+    other_prefix = fingerprint_table(other_job)[:12]
+    status = run_site_command("status", kit)
+    assert status.index(f"other ({other_prefix}) is waiting") < status.index(
+        f"ner ({prefix}) is waiting"
+    )
+    shown = run_site_command("approve", kit, typed="n\n")
+    assert shown.startswith(f"fingerprint {fingerprint_table(other_job)}")
+    assert f"also waiting for a decision: ner ({prefix}); to see such a job" in shown
+    shown = run_site_command("approve", kit, prefix, "--yes")
+    assert f"also waiting for a decision: other ({other_prefix})" in shown
+    assert f"approved: ner ({prefix})" in shown
 
 
 def test_an_input_without_an_answer_is_no_decision(kit: Path) -> None:
@@ -356,7 +372,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     output = run_site_command("approve", kit, "--yes", "--key", tmp_path / "alice")
     assert "alice has approved this job before" in output
     assert len(open_approvals(kit).read_decisions()) == 1
-    assert read_pending_job(kit) is not None
+    assert read_pending_jobs(kit)
     assert (
         "but no run asks for it now: approved by alice; 1 more of bob must"
         in run_site_command("status", kit)
@@ -365,7 +381,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
         "approve", kit, "--yes", "--key", tmp_path / "bob"
     )
     require_approved(kit, "h1", JOB, policy)
-    assert read_pending_job(kit) is None
+    assert not read_pending_jobs(kit)
     assert "with the key of bob" in run_site_command("status", kit)
     changed_job = {**JOB, "seed": 2}
     assert "approved another form of this job" in request_approval(

@@ -21,7 +21,7 @@ import fednotes as fn
 from fednotes.apps.deployment.rules.guard import (
     NotApproved,
     open_approvals,
-    read_pending_job,
+    read_pending_jobs,
     require_approved,
 )
 from fednotes.apps.deployment.rules.policy import Policy
@@ -68,7 +68,7 @@ def test_a_rejection_before_the_first_round_ends_the_run(
     assert problem(hospitals) == {"problem": str(stopped.value), "again": False}
     kit = site_kit(hospitals.setups["posts"].kit)
     assert f"run at the site: fednotes site approve KIT {key}" in str(stopped.value)
-    assert read_pending_job(kit) is None
+    assert not read_pending_jobs(kit)
     run_site_command("approve", kit, key, "--yes")
     hospitals.run()
     assert weights(hospitals.results("posts") / "model")

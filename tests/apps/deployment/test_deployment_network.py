@@ -31,6 +31,7 @@ from tracked_events import read_events
 from ward_places import project, stopped
 
 from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.rules.guard import read_pending_jobs
 from fednotes.data.synthetic import generate
 from fednotes.jobs.card import render_card
 from fednotes.jobs.metrics_file import read_metrics
@@ -166,7 +167,7 @@ def test_the_commands_of_the_deployment_page_work_from_kits_to_predictions(
     assert "done:" in again
     (base / "next.toml").write_text(JOB.replace("seed = 1", "seed = 2"))
     waits = place.begin("run", "next.toml", "--on", "kits/admin", "--out", "next")
-    until(lambda: (base / "kits/sites/posts/rules/pending.json").exists())
+    until(lambda: read_pending_jobs(base / "kits/sites/posts"))
     assert "does not resubmit it" in place.give("run", "--abort", "--out", "next")
     output, _ = waits.communicate(timeout=60)
     assert waits.returncode == 2
@@ -266,12 +267,7 @@ def test_a_deployed_job_ends_with_the_weights_of_a_simulation(
     )
     try:
         for name, kit in kits.items():
-            pending = kit / "rules" / "pending.json"
-            until(
-                lambda pending_file=pending: (
-                    pending_file.exists() or run.poll() is not None
-                )
-            )
+            until(lambda site=kit: read_pending_jobs(site) or run.poll() is not None)
             assert run.poll() is None, run.communicate()
             output = place.give("site", "approve", f"kits/sites/{name}", "--yes")
             assert f"approved: {method}" in output

@@ -40,7 +40,7 @@ from fednotes.apps.deployment.problems import (
     read_last_problem,
     record_line,
 )
-from fednotes.apps.deployment.rules.guard import read_pending_job
+from fednotes.apps.deployment.rules.guard import read_pending_jobs
 from fednotes.apps.deployment.site_agreement import (
     Description,
     compute_agreement_fingerprint,
@@ -156,9 +156,8 @@ def test_an_unapproved_job_waits_until_a_person_approves(
 
     def approve_later() -> None:
         for name in hospitals.names if hospitals.network.exchanges == 4 else ():
-            pending = read_pending_job(hospitals.setups[name].kit)
-            assert pending is not None
-            assert pending["table"] == hospitals.table
+            (pending,) = read_pending_jobs(hospitals.setups[name].kit)
+            assert pending.table == hospitals.table
             hospitals.approve(name)
 
     hospitals.network.meanwhile = approve_later
@@ -167,7 +166,7 @@ def test_an_unapproved_job_waits_until_a_person_approves(
     assert "fednotes site approve KIT" in hospitals.texts()
     # A missing approval is published by itself.
     assert not any(line["is_problem"] for line in hospitals.lines("event"))
-    assert read_pending_job(hospitals.setups["posts"].kit) is None
+    assert not read_pending_jobs(hospitals.setups["posts"].kit)
     assert hospitals.ends()
 
 

@@ -300,7 +300,7 @@ def test_status_prints_the_state_of_a_kit_as_json(
     state = json.loads(run_command("site", "status", kit, "--json"))
     assert (state["name"], state["is_running"], state["process"]) == ("h1", False, None)
     assert not state["is_connected"]
-    assert state["waiting_job"] is None
+    assert state["waiting_jobs"] == []
     assert state["decisions"] == state["runs"] == []
     assert (state["warnings"], state["problem"]) == ([], "")
 

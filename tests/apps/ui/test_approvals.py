@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 from fednotes.apps.deployment.rules.guard import (
     NotApproved,
     open_approvals,
-    read_pending_job,
+    read_pending_jobs,
     require_approved,
 )
 from fednotes.apps.deployment.rules.policy import Policy
@@ -141,7 +141,7 @@ def test_an_approval_is_recorded_like_one_by_the_command(
     assert answer.status_code == 200
     assert "Approved: ner (" in answer.text
     assert "this site joins when one does" in answer.text
-    assert read_pending_job(kit) is None
+    assert not read_pending_jobs(kit)
     require_approved(kit, "north", JOB, Policy())
     written, expected = (
         json.loads(open_approvals(each).path.read_text()) for each in (kit, twin)
@@ -172,9 +172,9 @@ def test_a_rejection_needs_no_confirmation(kit: Path) -> None:
         ({"read": ""}, "tick that you have read"),
         ({"decision": ""}, "unknown decision"),
         ({"decision": "approved"}, "unknown decision"),
-        ({"token": ""}, "is not the one that the page showed"),
-        ({"token": "0" * 64}, "is not the one that the page showed"),
-        ({"token": "é"}, "is not the one that the page showed"),
+        ({"token": ""}, "is no longer waiting for a decision in this form"),
+        ({"token": "0" * 64}, "is no longer waiting for a decision in this form"),
+        ({"token": "é"}, "is no longer waiting for a decision in this form"),
     ],
 )
 def test_an_incomplete_decision_changes_nothing(
@@ -187,7 +187,7 @@ def test_an_incomplete_decision_changes_nothing(
     assert answer.status_code == 400
     assert message in html.unescape(answer.text)
     assert open_approvals(kit).read_decisions() == ()
-    assert read_pending_job(kit) is not None
+    assert read_pending_jobs(kit)
 
 
 def test_another_page_cannot_approve(kit: Path) -> None:
@@ -206,17 +206,16 @@ def test_another_page_cannot_approve(kit: Path) -> None:
 
 
 def test_an_approval_applies_only_to_what_was_shown(kit: Path) -> None:
-    """Neither another job, nor this one after a change of what a person must see."""
+    """Neither to a decided job, nor after a change of what a person must see."""
     request_approval(kit, JOB)
     browser = browse(kit)
     fields = approval(browser.get("/approvals").text)
     request_approval(kit, {**JOB, "seed": 2})
-    assert browser.post("/approvals/0", data=fields).status_code == 400
-    fields = approval(browser.get("/approvals").text)
     run_site_command("approve", kit, "--yes")
     assert browser.post("/approvals/0", data=fields).status_code == 400
-
     request_approval(kit, JOB)
+    assert browser.post("/approvals/0", data=fields).status_code == 400
+
     fields = approval(browser.get("/approvals").text)
     run_site_command("reject", kit, open_approvals(kit).read_decisions()[0].fingerprint)
     assert browser.post("/approvals/0", data=fields).status_code == 400
@@ -224,6 +223,22 @@ def test_an_approval_applies_only_to_what_was_shown(kit: Path) -> None:
         "approved",
         "rejected",
     ]
+
+
+def test_each_waiting_job_has_its_own_decision(kit: Path) -> None:
+    """A server that asks for another job cannot keep people from deciding on this one."""
+    request_approval(kit, JOB)
+    request_approval(kit, {**JOB, "name": "other"})
+    browser = browse(kit)
+    page = browser.get("/approvals").text
+    shown = page.partition("ner is waiting for a decision")
+    assert "other is waiting for a decision" in shown[0]
+    request_approval(kit, {**JOB, "name": "third"})
+    answer = browser.post("/approvals/0", data=approval(shown[2]))
+    assert "Approved: ner (" in answer.text
+    (decision,) = open_approvals(kit).read_decisions()
+    assert decision.table == JOB
+    assert [job.table["name"] for job in read_pending_jobs(kit)] == ["third", "other"]
 
 
 def test_a_job_that_the_policy_forbids_cannot_be_approved(kit: Path) -> None:

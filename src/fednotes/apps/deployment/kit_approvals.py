@@ -27,7 +27,7 @@ from fednotes.apps.deployment.rules.guard import (
     RequestedJob,
     clean_job_name,
     open_approvals,
-    read_pending_job,
+    read_pending_jobs,
     settle_job,
 )
 from fednotes.core.cleaning import clean
@@ -47,16 +47,17 @@ def is_site(folder: Path) -> bool:
     return False
 
 
-def read_request(kit: Path) -> ApprovalRequest | None:
-    """Return the job that waits for a decision at a site, or None.
+def read_requests(kit: Path) -> list[ApprovalRequest]:
+    """Return the jobs that wait for a decision at a site, the newest request first.
 
     Raises:
         FednotesError: The site's rules or records cannot be read.
     """
-    waiting = read_pending_job(kit)
-    if waiting is None:
-        return None
-    job = RequestedJob(str(waiting["fingerprint"]), dict(waiting["table"]))
+    return [_describe_request(kit, job) for job in read_pending_jobs(kit)]
+
+
+def _describe_request(kit: Path, job: RequestedJob) -> ApprovalRequest:
+    """Return what the page shows of a job that waits for a decision."""
     quorum = read_quorum(kit)
     lines = [line.text for line in describe_job(kit, job, quorum)]
     problem = _describe_required_keys(quorum)
@@ -72,7 +73,7 @@ def read_request(kit: Path) -> ApprovalRequest | None:
     return ApprovalRequest(
         fingerprint=job.fingerprint,
         name=clean_job_name(job.table),
-        when=str(waiting.get("when", "")),
+        when=job.when,
         lines=tuple(clean(line, None) for line in lines),
         problem=problem,
         command=f"fednotes site approve {kit} {prefix}{key_option}",
@@ -131,19 +132,19 @@ def read_decisions(kit: Path) -> list[PastDecision]:
 
 
 def decide(kit: Path, fingerprint: str, decision: Decision) -> str:
-    """Approve or reject the job that waits at a site; return the effect in words.
+    """Approve or reject a job that waits at a site; return the effect in words.
 
     Raises:
         ConfigError: The job does not wait any more, or its approval needs keys.
         PolicyRefusal: The policy forbids the job.
     """
-    waiting = read_pending_job(kit)
-    if waiting is None or waiting["fingerprint"] != fingerprint:
+    jobs = {job.fingerprint: job for job in read_pending_jobs(kit)}
+    job = jobs.get(fingerprint)
+    if job is None:
         raise ConfigError(
             "this job is no longer waiting for a decision; nothing was decided: look "
             "at the page again"
         )
-    job = RequestedJob(fingerprint, dict(waiting["table"]))
     quorum = read_quorum(kit)
     label = label_job(job.table, fingerprint)
     if decision == "reject":
@@ -158,4 +159,4 @@ def decide(kit: Path, fingerprint: str, decision: Decision) -> str:
     return f"approved: {label}; {describe_effect(kit, job)}"
 
 
-DESK = ApprovalDesk(is_site, read_request, read_decisions, decide)
+DESK = ApprovalDesk(is_site, read_requests, read_decisions, decide)

@@ -38,22 +38,21 @@ class SiteApprovals:
     Attributes:
         name: The name of the kit.
         number: Its place among the kits with approvals.
-        request: The job that waits, if there is one.
-        token: Proves that the page showed this request; "" without a request.
+        requests: The jobs that wait, the newest first, each with a token that proves
+            that the page showed it.
         decisions: The newest decisions, newest first.
         problem: Why the records of the site cannot be read; "" if they can.
     """
 
     name: str
     number: int
-    request: ApprovalRequest | None = None
-    token: str = ""
+    requests: tuple[tuple[ApprovalRequest, str], ...] = ()
     decisions: tuple[PastDecision, ...] = ()
     problem: str = ""
 
 
 class SitePages:
-    """Show what left a site, and let a person decide on the job that waits.
+    """Show what left a site, and let a person decide on the jobs that wait.
 
     Args:
         content: The content of the pages.
@@ -82,7 +81,7 @@ class SitePages:
     # ---- approvals
 
     def show_approvals(self, _request: Request) -> Response:
-        """Show the job that waits at each site, and the decisions so far."""
+        """Show the jobs that wait at each site, and the decisions so far."""
         if not self._content.desks:
             raise ConfigError(
                 "there is no site here whose jobs need approval: fednotes ui KIT"
@@ -101,7 +100,7 @@ class SitePages:
             self._describe_site(number, name)
             for number, name in enumerate(self._content.desks)
         ]
-        is_waiting = any(site.request is not None for site in sites)
+        is_waiting = any(site.requests for site in sites)
         return self._views.render(
             "approvals.html",
             section="/approvals",
@@ -116,12 +115,14 @@ class SitePages:
         desk = self._content.desks[name]
         kit = self._content.kits[name]
         try:
-            request = desk.read_request(kit)
+            requests = desk.read_requests(kit)
             decisions = tuple(desk.read_decisions(kit))[: -_DECISIONS - 1 : -1]
         except FednotesError as error:
             return SiteApprovals(name, number, problem=str(error))
-        token = "" if request is None else self._sign(kit, request)
-        return SiteApprovals(name, number, request, token, decisions)
+        signed_requests = tuple(
+            (request, self._sign(kit, request)) for request in requests
+        )
+        return SiteApprovals(name, number, signed_requests, decisions)
 
     def _sign(self, kit: Path, request: ApprovalRequest) -> str:
         """Return a token for all that the page shows of a request.
@@ -148,21 +149,19 @@ class SitePages:
     def _require_shown(
         self, desk: ApprovalDesk, kit: Path, token: str
     ) -> ApprovalRequest:
-        """Return the waiting job if the page showed it as it is now.
+        """Return the waiting job that the page showed as it is now.
 
         Raises:
-            ConfigError: Another job waits, none does, or what a person must see has
-                changed.
+            ConfigError: The job waits no longer, or what a person must see has changed.
         """
-        waiting = desk.read_request(kit)
-        if waiting is not None and hmac.compare_digest(
-            token.encode(), self._sign(kit, waiting).encode()
-        ):
-            return waiting
+        for waiting in desk.read_requests(kit):
+            expected = self._sign(kit, waiting)
+            if hmac.compare_digest(token.encode(), expected.encode()):
+                return waiting
         raise ConfigError(
-            "the job that is waiting for a decision is not the one that the page "
-            "showed; nothing was decided: open the approvals again and read what "
-            "has changed"
+            "the job that the page showed is no longer waiting for a decision in this "
+            "form; nothing was decided: open the approvals again and read what has "
+            "changed"
         )
 
 

@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 from fednotes.apps.deployment.rules.approval import Approvals
-from fednotes.apps.deployment.rules.guard import require_approved
+from fednotes.apps.deployment.rules.guard import (
+    MAX_PENDING,
+    NotApproved,
+    find_job,
+    read_pending_jobs,
+    require_approved,
+    settle_job,
+)
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
@@ -154,6 +161,59 @@ def test_a_job_that_no_person_could_read_does_not_wait_for_approval(
     with pytest.raises(RefusedError, match="no person could read"):
         require_approved(tmp_path, "a", nested(1, 500_000), Policy())
     assert list(tmp_path.iterdir()) == []
+
+
+def ask(kit: Path, seed: int) -> dict[str, Any]:
+    """Ask a kit to approve the job with a seed, as the server does; return its table."""
+    table = {**JOB, "seed": seed}
+    with pytest.raises(NotApproved):
+        require_approved(kit, "a", table, Policy())
+    return table
+
+
+def list_waiting_seeds(kit: Path) -> list[int]:
+    return [job.table["seed"] for job in read_pending_jobs(kit)]
+
+
+def test_a_server_that_alternates_jobs_replaces_neither(tmp_path: Path) -> None:
+    """Otherwise it could keep people from ever approving the one that they want."""
+    for _ in range(3):
+        wanted = ask(tmp_path, 1)
+        other = ask(tmp_path, 2)
+        assert list_waiting_seeds(tmp_path) == [2, 1]
+    job = find_job(tmp_path, fingerprint_table(wanted)[:12])
+    settle_job(tmp_path, job.table, approve=True, by="anna")
+    require_approved(tmp_path, "a", wanted, Policy())
+    assert [job.table for job in read_pending_jobs(tmp_path)] == [other]
+
+
+def test_the_newest_waiting_jobs_are_kept(tmp_path: Path) -> None:
+    """A job that the server asks for again is new."""
+    for seed in range(MAX_PENDING):
+        ask(tmp_path, seed)
+    ask(tmp_path, 0)
+    ask(tmp_path, MAX_PENDING)
+    assert list_waiting_seeds(tmp_path) == [MAX_PENDING, 0, *range(MAX_PENDING)[:1:-1]]
+
+
+def test_a_decision_removes_jobs_that_the_server_asked_for_earlier(
+    tmp_path: Path,
+) -> None:
+    """They were aborted, or the server asks for them again."""
+    ask(tmp_path, 1)
+    decided = ask(tmp_path, 2)
+    ask(tmp_path, 3)
+    settle_job(tmp_path, decided, approve=False, by="anna")
+    assert list_waiting_seeds(tmp_path) == [3]
+
+
+def test_a_damaged_request_is_named_with_a_remedy(tmp_path: Path) -> None:
+    ask(tmp_path, 1)
+    (path,) = tmp_path.rglob("pending/*.json")
+    for damaged in ("{", "[]", path.read_text().replace('"seed": 1', '"seed": 2')):
+        path.write_text(damaged)
+        with pytest.raises(ConfigError, match=r"pending.*: damaged; delete it"):
+            read_pending_jobs(tmp_path)
 
 
 def test_decisions_are_stored(tmp_path: Path) -> None:

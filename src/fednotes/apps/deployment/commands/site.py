@@ -228,7 +228,7 @@ def _describe_site(kit: Path) -> dict[str, Any]:
     from fednotes.apps.deployment.rules.guard import (
         clean_job_name,
         open_approvals,
-        read_pending_job,
+        read_pending_jobs,
     )
     from fednotes.apps.deployment.rules.ledger import Ledger
     from fednotes.apps.deployment.status import (
@@ -243,15 +243,15 @@ def _describe_site(kit: Path) -> dict[str, Any]:
     last_problem = None
     if problem is not None:
         last_problem = {"when": problem.when.isoformat(), "text": problem.text}
-    waiting = read_pending_job(kit)
-    waiting_job = None
-    if waiting:
-        standing = open_approvals(kit, read_quorum(kit)).read_standing(waiting["table"])
-        waiting_job = {
-            "job": clean_job_name(waiting["table"]),
-            "fingerprint": waiting["fingerprint"],
-            "approved_by": sorted(standing.people),
+    approvals = open_approvals(kit, read_quorum(kit))
+    waiting_jobs = [
+        {
+            "job": clean_job_name(job.table),
+            "fingerprint": job.fingerprint,
+            "approved_by": sorted(approvals.read_standing(job.table).people),
         }
+        for job in read_pending_jobs(kit)
+    ]
     return described | {
         "is_connected": connection.is_up,
         "connection": connection.text,
@@ -270,7 +270,7 @@ def _describe_site(kit: Path) -> dict[str, Any]:
         ],
         "scores": _read_scores(kit),
         "last_problem": last_problem,
-        "waiting_job": waiting_job,
+        "waiting_jobs": waiting_jobs,
     }
 
 
@@ -291,7 +291,7 @@ def _say_status(kit: Path) -> None:
     from fednotes.apps.deployment.approval_requests import read_quorum
     from fednotes.apps.deployment.nvflare.processes import read_last_refusal
     from fednotes.apps.deployment.problems import read_last_problem
-    from fednotes.apps.deployment.rules.guard import read_pending_job
+    from fednotes.apps.deployment.rules.guard import read_pending_jobs
     from fednotes.apps.deployment.rules.ledger import Ledger
     from fednotes.apps.deployment.status import (
         describe_connection,
@@ -310,9 +310,9 @@ def _say_status(kit: Path) -> None:
     if problem is not None:
         say(f"last problem ({problem.when:%F %H:%M:%S}): {problem.text}")
 
-    waiting = read_pending_job(kit)
-    if waiting:
-        _say_waiting_job(kit, waiting)
+    waiting_jobs = read_pending_jobs(kit)
+    for job in waiting_jobs:
+        _say_waiting_job(kit, job)
     if _has_invalid_certificate(kit):
         say("next: ask the project's coordinator for a new kit")
     elif not process.is_running and problem is not None and read_last_refusal(kit):
@@ -322,9 +322,10 @@ def _say_status(kit: Path) -> None:
         say(f"next: fednotes site start {kit}")
     elif not connection.is_up:
         say(f"next: fednotes preflight {kit}")
-    elif waiting:
+    elif waiting_jobs:
+        choice = " FINGERPRINT" if len(waiting_jobs) > 1 else ""
         key_option = " --key FILE" if read_quorum(kit).people else ""
-        say(f"next: fednotes site approve {kit}{key_option}")
+        say(f"next: fednotes site approve {kit}{choice}{key_option}")
     elif problem is not None and problem.is_recent:
         say(f"next: fix the last problem above; {process.log} has the details")
     else:
@@ -370,21 +371,20 @@ def _say_scores(kit: Path) -> None:
             say(f"  {clean(promise)}")
 
 
-def _say_waiting_job(kit: Path, waiting: dict[str, Any]) -> None:
-    """Print which job waits for a decision, and who has already approved it."""
+def _say_waiting_job(kit: Path, job: RequestedJob) -> None:
+    """Print that a job waits for a decision, and who has already approved it."""
     from fednotes.apps.deployment.approval_requests import (
         describe_partial_approval,
         has_run,
         label_job,
         read_quorum,
     )
-    from fednotes.apps.deployment.rules.guard import RequestedJob, open_approvals
+    from fednotes.apps.deployment.rules.guard import open_approvals
 
     quorum = read_quorum(kit)
-    people = open_approvals(kit, quorum).read_standing(waiting["table"]).people
-    label = label_job(waiting["table"], waiting["fingerprint"])
-    line = f"{label} is waiting for a decision"
-    if not has_run(kit, RequestedJob(waiting["fingerprint"], waiting["table"])):
+    people = open_approvals(kit, quorum).read_standing(job.table).people
+    line = f"{label_job(job.table, job.fingerprint)} is waiting for a decision"
+    if not has_run(kit, job):
         line = f"{line}, but no run asks for it now"
     if people:
         line = f"{line}: {describe_partial_approval(quorum, people)}"
@@ -497,7 +497,7 @@ def site_approve(
         ),
     ] = None,
 ) -> None:
-    """Show the job that is waiting for approval, and approve it.
+    """Show the newest job that is waiting for approval, and approve it.
 
     The job's changes since the last approved job are shown. With a fingerprint, approve
     that job, even if it was rejected before. With --wait, wait until the server asks
@@ -509,10 +509,9 @@ def site_approve(
         read_quorum,
     )
     from fednotes.apps.deployment.rules.guard import (
-        RequestedJob,
         find_job,
         open_approvals,
-        read_pending_job,
+        read_pending_jobs,
         settle_job,
     )
 
@@ -520,11 +519,11 @@ def site_approve(
     quorum = read_quorum(kit)
     if wait:
         _await_request(kit, job, timeout)
-    waiting = read_pending_job(kit)
+    waiting_jobs = read_pending_jobs(kit)
     if job:
         requested = find_job(kit, job)
-    elif waiting is not None:
-        requested = RequestedJob(waiting["fingerprint"], waiting["table"])
+    elif waiting_jobs:
+        requested = waiting_jobs[0]
     else:
         raise ConfigError(_explain_no_job(kit))
     table = requested.table
@@ -532,6 +531,7 @@ def site_approve(
     signer = _load_signer(kit, quorum, key_file)
     _show_job(kit, requested, quorum)
     _check_job(kit, requested, audit)
+    _say_other_jobs(kit, requested, waiting_jobs)
     people = open_approvals(kit, quorum).read_standing(table).people
     if signer is not None and signer.person in people:
         partial_approval = describe_partial_approval(quorum, people)
@@ -548,6 +548,24 @@ def site_approve(
         kit, table, approve=True, by=describe_account(), quorum=quorum, signer=signer
     )
     _say_approved(kit, requested, quorum)
+
+
+def _say_other_jobs(
+    kit: Path, shown_job: RequestedJob, waiting_jobs: Sequence[RequestedJob]
+) -> None:
+    """Print which jobs wait for a decision besides the one that is shown."""
+    from fednotes.apps.deployment.approval_requests import label_job
+
+    labels = [
+        label_job(job.table, job.fingerprint)
+        for job in waiting_jobs
+        if job.fingerprint != shown_job.fingerprint
+    ]
+    if labels:
+        say(
+            f"also waiting for a decision: {', '.join(labels)}; to see such a job: "
+            f"fednotes site approve {kit} FINGERPRINT"
+        )
 
 
 def _confirm_approval() -> bool:
@@ -666,12 +684,10 @@ def _is_known_job(kit: Path, prefix: str, decided_jobs: Sequence[str]) -> bool:
         prefix: Prefix of the job's fingerprint; "" for any job.
         decided_jobs: Fingerprints of the jobs that were decided on.
     """
-    from fednotes.apps.deployment.rules.guard import read_pending_job
+    from fednotes.apps.deployment.rules.guard import read_pending_jobs
 
-    fingerprints = list(decided_jobs)
-    request = read_pending_job(kit)
-    if request is not None:
-        fingerprints.append(str(request["fingerprint"]))
+    waiting_jobs = [job.fingerprint for job in read_pending_jobs(kit)]
+    fingerprints = [*decided_jobs, *waiting_jobs]
     begin = prefix.strip().lower()
     return any(fingerprint.startswith(begin) for fingerprint in fingerprints)
 
@@ -681,7 +697,7 @@ def _is_known_job(kit: Path, prefix: str, decided_jobs: Sequence[str]) -> bool:
     "fednotes site reject kits/sites/mercy",
 )
 def site_reject(kit: Kit, job: Job = "") -> None:
-    """Reject the waiting job, or withdraw the last approval.
+    """Reject the newest waiting job, or withdraw the last approval.
 
     If no job is waiting, withdraw the last approval. With a fingerprint, reject that
     job. One person's rejection is enough and needs no key.
@@ -694,19 +710,19 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     from fednotes.apps.deployment.rules.guard import (
         find_job,
         open_approvals,
-        read_pending_job,
+        read_pending_jobs,
         settle_job,
     )
 
     require_role(kit, "site")
     quorum = read_quorum(kit)
-    waiting = read_pending_job(kit)
+    waiting_jobs = read_pending_jobs(kit)
     approvals = open_approvals(kit, quorum)
     last_approval = approvals.find_last_approval()
     if job:
         table = find_job(kit, job).table
-    elif waiting is not None:
-        table = waiting["table"]
+    elif waiting_jobs:
+        table = waiting_jobs[0].table
     elif last_approval is not None:
         table = dict(last_approval.table)
     else:

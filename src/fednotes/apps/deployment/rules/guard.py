@@ -1,8 +1,8 @@
 """Enforce a site's rules: approvals, policy and ledger for every message of a run.
 
-The kit's folder `rules` holds the approvals, the job that waits for one, and the ledger
-(`ledger.jsonl`). All of them are read again for each message, so a person's decision
-takes effect immediately.
+The kit's folder `rules` holds the approvals, the jobs that wait for one (`pending`),
+and the ledger (`ledger.jsonl`). All of them are read again for each message, so a
+person's decision takes effect immediately.
 
 `rules/privacy.json`, the spending record, holds what each job has spent of the site's
 privacy budget. An answer is recorded there before it leaves, so no answer leaves
@@ -18,11 +18,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import time_ns
 from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict
@@ -99,6 +101,7 @@ LINE_BYTES = 2**16
 # reads all of them again for each message.
 TABLE_BYTES = 2**21  # as JSON
 TABLE_VALUES = 100_000
+MAX_PENDING = 8  # newest jobs that wait for a decision; older ones are forgotten
 SHORT = 16  # number of characters of an answer's hash in the spending record
 NOISY = "noisy"  # prefix of the names of tasks whose answers have noise
 # The keys of a ledger line that say how much training is behind an update.
@@ -116,10 +119,12 @@ class RequestedJob(NamedTuple):
     Attributes:
         fingerprint: The job's complete fingerprint.
         table: The job.
+        when: When the server first asked, as ISO text, if the job waits for a decision.
     """
 
     fingerprint: str
     table: dict[str, Any]
+    when: str = ""
 
 
 class NotApproved(RefusedError):
@@ -191,13 +196,7 @@ def require_approved(
             f"site {site!r}: the job's table has more than {TABLE_VALUES:,} values or "
             f"{TABLE_BYTES:,} bytes, which no person could read before approving it"
         )
-    if not _is_pending(kit, fingerprint):
-        pending = {
-            "fingerprint": fingerprint,
-            "when": read_clock().isoformat(),
-            "table": table,
-        }
-        write_json(_get_pending_path(kit), pending)
+    _store_pending(kit, fingerprint, table)
     problem = APPROVED_OTHER_FORM if status == "changed" else NOT_APPROVED
     progress = ""
     if status == "waiting":
@@ -209,38 +208,76 @@ def require_approved(
     )
 
 
-def _get_pending_path(kit: Path) -> Path:
-    """Return the file of the job that waits for a decision."""
-    return kit / RULES / "pending.json"
+def _get_pending_path(kit: Path, fingerprint: str) -> Path:
+    """Return the file of a job that waits for a decision."""
+    return kit / RULES / "pending" / f"{fingerprint}.json"
 
 
-def _is_pending(kit: Path, fingerprint: str) -> bool:
-    """Return whether the job that waits for a decision has this fingerprint."""
-    pending = read_pending_job(kit)
-    return pending is not None and pending["fingerprint"] == fingerprint
+def _list_pending_paths(kit: Path) -> list[Path]:
+    """Return the files of the jobs that wait for a decision, the newest first."""
+    times = {}
+    for path in (kit / RULES / "pending").glob("*.json"):
+        with suppress(FileNotFoundError):  # another process may remove it
+            times[path] = path.stat().st_mtime_ns
+    return sorted(times, key=times.__getitem__, reverse=True)
 
 
-def read_pending_job(kit: Path) -> dict[str, Any] | None:
-    """Return the newest requested job that waits for a decision.
+def _store_pending(kit: Path, fingerprint: str, table: Mapping[str, Any]) -> None:
+    """Store a job that waits for a decision, as the newest one.
 
-    Returns:
-        A table with `fingerprint`, `when` and `table`; None if no job waits.
+    At most `MAX_PENDING` jobs are kept, so that a server can neither fill the disk nor
+    replace a job before people can decide on it.
+    """
+    path = _get_pending_path(kit, fingerprint)
+    if not path.exists():
+        pending = {
+            "fingerprint": fingerprint,
+            "when": read_clock().isoformat(),
+            "table": table,
+        }
+        write_json(path, pending)
+    now = time_ns()
+    with suppress(FileNotFoundError):  # people may decide on the job now
+        os.utime(path, ns=(now, now))
+    others = [other for other in _list_pending_paths(kit) if other != path]
+    for oldest in others[MAX_PENDING - 1 :]:
+        oldest.unlink(missing_ok=True)
+
+
+def _remove_pending(kit: Path, fingerprint: str) -> None:
+    """Remove a job that waits no longer, and those for which the server asked earlier.
+
+    Most of these were aborted. For the others, the server asks again.
+    """
+    paths = _list_pending_paths(kit)
+    path = _get_pending_path(kit, fingerprint)
+    if path in paths:
+        for each in paths[paths.index(path) :]:
+            each.unlink(missing_ok=True)
+
+
+def read_pending_jobs(kit: Path) -> list[RequestedJob]:
+    """Return the requested jobs that wait for a decision, the newest request first.
 
     Raises:
-        ConfigError: The file is damaged.
+        ConfigError: A file is damaged.
     """
-    path = _get_pending_path(kit)
-    try:
-        pending = dict(read_json(path))
-        if fingerprint_table(pending["table"]) != pending["fingerprint"]:
-            raise ValueError("not its fingerprint")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, RefusedError) as error:
-        raise ConfigError(
-            f"{path}: damaged; delete it, and the server will ask again"
-        ) from error
-    return pending
+    jobs = []
+    for path in _list_pending_paths(kit):
+        try:
+            pending = dict(read_json(path))
+            fingerprint = fingerprint_table(pending["table"])
+            if {fingerprint} != {pending["fingerprint"], path.stem}:
+                raise ValueError("not its fingerprint")
+            when = str(pending.get("when", ""))
+            jobs.append(RequestedJob(fingerprint, dict(pending["table"]), when))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError, RefusedError) as error:
+            raise ConfigError(
+                f"{path}: damaged; delete it, and the server will ask again"
+            ) from error
+    return jobs
 
 
 def find_job(kit: Path, prefix: str) -> RequestedJob:
@@ -250,11 +287,12 @@ def find_job(kit: Path, prefix: str) -> RequestedJob:
         ConfigError: No job has this prefix, or more than one has it.
     """
     decisions = open_approvals(kit).read_decisions()
-    tables = {decision.fingerprint: decision.table for decision in decisions}
-    pending = read_pending_job(kit)
-    if pending is not None:
-        tables[pending["fingerprint"]] = pending["table"]
-    jobs = [RequestedJob(*item) for item in tables.items()]
+    jobs_by_fingerprint = {
+        decision.fingerprint: RequestedJob(decision.fingerprint, decision.table)
+        for decision in decisions
+    }
+    jobs_by_fingerprint |= {job.fingerprint: job for job in read_pending_jobs(kit)}
+    jobs = list(jobs_by_fingerprint.values())
     begin = prefix.strip().lower()
     matches = [job for job in jobs if job.fingerprint.startswith(begin)]
     if len(matches) == 1:
@@ -302,9 +340,8 @@ def settle_job(
     fingerprint = approvals.decide(
         decision, table, by=by, when=read_clock(), signer=signer, ledger_hash=ledger_end
     )
-    is_settled = approvals.read_standing(table).settled is not None
-    if is_settled and _is_pending(kit, fingerprint):
-        _get_pending_path(kit).unlink(missing_ok=True)
+    if approvals.read_standing(table).settled is not None:
+        _remove_pending(kit, fingerprint)
     return fingerprint
 
 
