@@ -7,6 +7,7 @@ import random
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import combinations, product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -467,6 +468,37 @@ def test_wrong_shares_of_one_site_cost_little_more_than_right_ones() -> None:
     assert run.total(answers).tensors["w"].tolist() == [40.0] * 2
     assert {site for site, _ in run.server.doubtful} == {sites[0]}
     # Not 20 for each of 40 secrets.
+    assert crypto._compute_coefficients.cache_info().misses < 100
+
+
+def run_with_liars(liars: int) -> tuple[Exchange, list[UnmaskMessage]]:
+    """Return a sum of 50 sites, and their answers; the first ones send wrong shares."""
+    sites = tuple(f"s{number:02}" for number in range(50))
+    run = Exchange(sites, 26)
+    run.upload({s: Update({"w": torch.ones(2)}) for s in sites})
+    crypto._compute_coefficients.cache_clear()
+    answers = [
+        spoilt(each) if site in sites[:liars] else each
+        for site, each in run.answers().items()
+    ]
+    return run, answers
+
+
+def test_wrong_shares_of_three_of_many_sites_are_found_with_few_tries() -> None:
+    """Leaving out at most two of the first sites, in 378 ways, would be in vain."""
+    run, answers = run_with_liars(3)
+    assert run.total(answers).tensors["w"].tolist() == [50.0] * 2
+    assert {site for site, _ in run.server.doubtful} == {"s00", "s01", "s02"}
+    assert crypto._compute_coefficients.cache_info().misses < 350
+
+
+def test_the_tries_to_leave_wrong_shares_out_are_bounded() -> None:
+    run, answers = run_with_liars(40)
+    with (
+        mock.patch("fednotes.privacy.secure_sum.server.MAX_CHOICES", 60),
+        pytest.raises(TrainingError, match="shares of the mask of site 's00' do"),
+    ):
+        run.total(answers)
     assert crypto._compute_coefficients.cache_info().misses < 100
 
 

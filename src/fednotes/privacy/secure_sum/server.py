@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from itertools import combinations
+from math import comb
+from random import SystemRandom
 
 import numpy as np
 
@@ -34,6 +36,10 @@ from fednotes.privacy.secure_sum.site import (
 )
 
 SPARED = 2  # maximum number of answers left out if shares do not match
+# Maximum number of choices of the remaining answers that are tried one after another;
+# if there are more, this many random ones are tried.
+MAX_CHOICES = 1000
+_RANDOM = SystemRandom()
 
 
 @dataclass(slots=True)
@@ -377,7 +383,9 @@ class SecureServer:
     def _choose_sites(self, sites: Collection[str]) -> Iterator[tuple[str, ...]]:
         """Yield choices of `threshold` sites, preferring sites that are not in doubt.
 
-        At most `SPARED` sites are left out.
+        At most `SPARED` sites are left out. Of many sites, there are too many pairs to
+        leave out, so random choices follow. With a threshold of half of the sites, one
+        in four of these contains neither of two sites that lie.
         """
         threshold = self._parties.threshold
         sites_in_doubt = {site for site, _ in self.doubtful}
@@ -387,6 +395,11 @@ class SecureServer:
         max_left_out = min(SPARED, len(by_trust) - threshold)
         yielded = set()
         for num_left_out in range(max_left_out + 1):
+            if comb(len(by_trust), num_left_out) > MAX_CHOICES:
+                for _ in range(MAX_CHOICES):
+                    random_sites = _RANDOM.sample(by_trust, threshold)
+                    yield self._parties.sort_sites(random_sites)
+                return
             for left_out in combinations(by_trust, num_left_out):
                 remaining = [site for site in by_trust if site not in left_out]
                 choice = self._parties.sort_sites(remaining[:threshold])
