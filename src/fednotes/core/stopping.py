@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import subprocess
@@ -34,6 +34,10 @@ class Stopped(BaseException):
         super().__init__(f"signal {number}")
         self.code = 128 + number
         self.line = "stopped"
+
+    def end_process(self) -> NoReturn:
+        """End this process at once, without waiting for its threads."""
+        _end_process(self.line, self.code)
 
 
 class Interrupt:
@@ -57,10 +61,15 @@ class Interrupt:
         with suppress(Exception):
             if self.undo is not None:
                 self.undo()
-        cursor = _SHOW_CURSOR if os.isatty(2) else ""  # a progress bar hides it
-        with suppress(OSError):
-            os.write(2, f"{cursor}{self.line}\n".encode())
-        os._exit(128 + number)
+        _end_process(self.line, 128 + number)
+
+
+def _end_process(line: str, code: int) -> NoReturn:
+    """Print a line of status, and end this process at once with an exit code."""
+    cursor = _SHOW_CURSOR if os.isatty(2) else ""  # a progress bar hides it
+    with suppress(OSError):
+        os.write(2, f"{cursor}{line}\n".encode())
+    os._exit(code)
 
 
 @contextmanager

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -115,3 +118,41 @@ def test_the_page_is_shown_from_a_notebook(run: Path) -> None:
     assert status == [403]
     with pytest.raises(ConfigError, match="give a run"):
         fn.open_ui()
+
+
+WORKING = """
+import sys, time, torch
+from fednotes.apps.ui import pages
+from fednotes.apps.ui.background import BackgroundWork
+from fednotes.cli.app import main
+
+def work():
+    lstm = torch.nn.LSTM(64, 64)
+    while True:
+        lstm(torch.randn(50, 16, 64))[0].sum().backward()
+
+def open_ui(*_, **__):
+    BackgroundWork(work).get()
+    print("ready", flush=True)
+    time.sleep(60)
+
+pages.open_ui = open_ui
+sys.argv = ["fednotes", "ui", "runs/first"]
+main()
+"""
+
+
+def test_the_command_ends_cleanly_while_a_page_computes(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKING],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (143, "stopped\n")

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_THREAD_NAME = "fednotes-background"
 
 
 class BackgroundWork(Generic[T]):
@@ -35,7 +36,10 @@ class BackgroundWork(Generic[T]):
             if self._future is None:
                 self._future = Future()
                 thread = threading.Thread(
-                    target=self._run_work, args=(self._future,), daemon=True
+                    target=self._run_work,
+                    name=_THREAD_NAME,
+                    args=(self._future,),
+                    daemon=True,
                 )
                 thread.start()
             future = self._future
@@ -51,3 +55,8 @@ class BackgroundWork(Generic[T]):
             future.set_result(self._work())
         except BaseException as error:  # raised again by `get`
             future.set_exception(error)
+
+
+def is_work_running() -> bool:
+    """Return whether any background work of this process is running."""
+    return any(thread.name == _THREAD_NAME for thread in threading.enumerate())

@@ -20,6 +20,7 @@ from fednotes.cli.shared import (
     Port,
     say,
 )
+from fednotes.core.stopping import Stopped
 
 
 @in_panel(USE)
@@ -51,17 +52,24 @@ def ui(
 
     For a site's kit, show its ledger and approvals.
     """
+    from fednotes.apps.ui.background import is_work_running
     from fednotes.apps.ui.pages import open_ui
 
-    open_ui(
-        *paths,
-        port=port,
-        format=format,
-        on_error=on_error.value,
-        encoding=encoding,
-        corrections=corrections,
-        device=device,
-        backbone=backbone,
-        labels=labels,
-        tell=say,
-    )
+    try:
+        open_ui(
+            *paths,
+            port=port,
+            format=format,
+            on_error=on_error.value,
+            encoding=encoding,
+            corrections=corrections,
+            device=device,
+            backbone=backbone,
+            labels=labels,
+            tell=say,
+        )
+    except Stopped as stopped:
+        if is_work_running():
+            # An ordinary exit would end the thread within PyTorch, which then aborts.
+            stopped.end_process()
+        raise
