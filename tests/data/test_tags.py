@@ -31,6 +31,7 @@ from fednotes.data.tags import (
     flatten,
     list_types,
     relabel,
+    split_label,
 )
 
 SCHEMES: tuple[Scheme, ...] = ("BIO", "BIOES", "IO")
@@ -174,6 +175,21 @@ def test_an_error_names_an_unknown_label() -> None:
     """The message names the label and the tag set."""
     with pytest.raises(DataError, match=r"'WD' is not in the tag set \{ADR, Drug\}"):
         encode_tags([Span(0, 1, "WD")], np.array([[0, 1]]), TagSet(TYPES))
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("Sign_symptom", "sign symptom"),
+        ("AdverseDrugReaction", "adverse drug reaction"),
+        ("ADR", "adr"),
+        ("ADEDrug", "ade drug"),
+        ("B12Level", "b 12 level"),
+        ("Größe", "größe"),
+    ],
+)
+def test_the_words_of_an_entity_type_come_from_its_name(label: str, words: str) -> None:
+    assert split_label(label) == words
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES"])

@@ -12,7 +12,7 @@ import torch
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, TagSet
-from fednotes.encoders.bart import load_backbone, split_label
+from fednotes.encoders.bart import load_backbone
 from fednotes.taggers.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
 
 transformers = pytest.importorskip("transformers")
@@ -30,21 +30,6 @@ def build(bart: Path, tagset: TagSet = TAGS, **settings: Any) -> PromptBart:
 @pytest.fixture(scope="module")
 def model(bart: Path) -> PromptBart:
     return build(bart)
-
-
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        ("Sign_symptom", "sign symptom"),
-        ("AdverseDrugReaction", "adverse drug reaction"),
-        ("ADR", "adr"),
-        ("ADEDrug", "ade drug"),
-        ("B12Level", "b 12 level"),
-        ("Größe", "größe"),
-    ],
-)
-def test_the_words_of_an_entity_type_come_from_its_name(label: str, words: str) -> None:
-    assert split_label(label) == words
 
 
 def test_the_vector_of_a_label_is_the_mean_of_its_sub_words(bart: Path) -> None:

@@ -7,6 +7,7 @@ several pieces. `encode_tags` and `flatten` count every mention that they change
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -148,7 +149,7 @@ def encode_tags(
         )
         counts[kind] = counts.get(kind, 0) + 1
         if first_free < stop:
-            _write_tags(ids[first_free:stop], tag, tagset)
+            write_tags(ids[first_free:stop], tag, tagset)
             settled = stop
     return ids, Alignment(**counts)
 
@@ -198,10 +199,14 @@ def _classify_alignment(
     return "exact" if is_on_token_boundaries else "snapped"
 
 
-def _write_tags(ids: np.ndarray, tag: int, tagset: TagSet) -> None:
+def write_tags(ids: np.ndarray, tag: int, tagset: TagSet) -> None:
     """Write the tags of one mention to its tokens, in place.
 
-    The ids of a type are consecutive: B, I, E, S, if the scheme has them.
+    Args:
+        ids: (tokens,) tag ids of the mention's tokens.
+        tag: The first tag of the mention's type. The ids of a type are consecutive: B,
+            I, E, S, if the scheme has them.
+        tagset: Types and scheme of the tags.
     """
     ids[:] = tag
     if tagset.scheme != "IO":
@@ -446,6 +451,15 @@ def list_types(documents: Iterable[Document]) -> tuple[str, ...]:
     return tuple(
         sorted({span.label for document in documents for span in document.spans})
     )
+
+
+def split_label(label: str) -> str:
+    """Split a type's name at "_" and capitals into lower-case words.
+
+    "ADR" remains one word.
+    """
+    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+", label)
+    return " ".join(parts).lower() or label
 
 
 def find_allowed_transitions(

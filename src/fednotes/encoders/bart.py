@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, ModelError, suggest_name
 from fednotes.core.settings import expand_home
 from fednotes.core.tensors import find_device
+from fednotes.data.tags import split_label
 from fednotes.data.text import Passage
 from fednotes.encoders.adapters import install_prompts
 from fednotes.encoders.pretrained import (
@@ -192,15 +192,6 @@ def find_cache_keyword(decoder: nn.Module) -> str:
     """
     takes_cache = "cache" in signature(decoder.forward).parameters
     return "cache" if takes_cache else "past_key_values"
-
-
-def split_label(label: str) -> str:
-    """Split a type's name at "_" and capitals into lower-case words.
-
-    "ADR" remains one word.
-    """
-    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+", label)
-    return " ".join(parts).lower() or label
 
 
 def make_fixed_rows(

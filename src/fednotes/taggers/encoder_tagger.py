@@ -19,9 +19,10 @@ gradient of the emissions, without a backward pass through the encoder.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -281,6 +282,58 @@ def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
         return False
 
 
+def compute_word_vectors(
+    backbone: Backbone,
+    corpus: EncoderCorpus,
+    batch: Batch,
+    *,
+    run: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    dtype: torch.dtype,
+    layers: int = 1,
+) -> list[Tensor]:
+    """Return word vectors, (sentences, steps, width), above each layer that is used.
+
+    A vector is the mean of the word's sub-words; zero at padding and for a word without
+    sub-words.
+
+    Args:
+        backbone: The encoder.
+        corpus: The corpus.
+        batch: The sentences.
+        run: Maps ids and mask, both (windows, longest), to the states (windows,
+            longest, width) above each of `layers` layers.
+        dtype: The type of the result.
+        layers: The number of layers whose states `run` returns.
+    """
+    device = backbone.device
+    steps = batch.inside.shape[1]
+    places: list[np.ndarray] = []
+    parts: list[list[Tensor]] = []  # for each group of windows, each layer
+
+    for group in corpus.pieces.iterate_groups(batch.rows, backbone.frame, device):
+        first_token = batch.tokens[group.sentence, 0]
+        places.append(group.sentence * steps + group.token - first_token)
+        share = torch.from_numpy(group.share).to(device, dtype)
+        at = torch.from_numpy(group.at).to(device)
+        parts.append(
+            [
+                states.flatten(0, 1).index_select(0, at) * share[:, None]
+                for states in run(group.ids, group.mask)
+            ]
+        )
+
+    shape = (*batch.inside.shape, backbone.width)
+    zero = torch.zeros(shape, dtype=dtype, device=device)
+    if not parts:
+        return [zero] * layers
+    flat = zero.flatten(0, 1)
+    place = torch.from_numpy(np.concatenate(places)).to(device)
+    return [
+        flat.index_add(0, place, torch.cat(layer)).view(shape)
+        for layer in zip(*parts, strict=True)
+    ]
+
+
 @lru_cache(maxsize=8)
 def _find_linears(backbone: Backbone) -> list[nn.Linear]:
     """Return a backbone's linear layers for LoRA adapters, once per process."""
@@ -370,37 +423,16 @@ class EncoderTagger(TaggingModel):
     ) -> list[Tensor]:
         """Return word vectors, (sentences, steps, width), above the last or all layers.
 
-        A vector is the mean of the word's sub-words; zero at padding and for a word
-        without sub-words.
+        See `compute_word_vectors`.
         """
-        backbone = self.backbone
-        steps = batch.inside.shape[1]
-        dtype = self.crf.project.weight.dtype
-        places: list[np.ndarray] = []
-        parts: list[list[Tensor]] = []  # for each group of windows, each layer
-
-        for group in corpus.pieces.iterate_groups(
-            batch.rows, backbone.frame, self.device
-        ):
-            first_token = batch.tokens[group.sentence, 0]
-            places.append(group.sentence * steps + group.token - first_token)
-            share = torch.from_numpy(group.share).to(self.device, dtype)
-            at = torch.from_numpy(group.at).to(self.device)
-            states = self._run(group.ids, group.mask, all_layers=all_layers)
-            parts.append(
-                [s.flatten(0, 1).index_select(0, at) * share[:, None] for s in states]
-            )
-
-        shape = (*batch.inside.shape, backbone.width)
-        zero = torch.zeros(shape, dtype=dtype, device=self.device)
-        if not parts:
-            return [zero] * (backbone.layers if all_layers else 1)
-        flat = zero.flatten(0, 1)
-        place = torch.from_numpy(np.concatenate(places)).to(self.device)
-        return [
-            flat.index_add(0, place, torch.cat(layer)).view(shape)
-            for layer in zip(*parts, strict=True)
-        ]
+        return compute_word_vectors(
+            self.backbone,
+            corpus,
+            batch,
+            run=partial(self._run, all_layers=all_layers),
+            dtype=self.crf.project.weight.dtype,
+            layers=self.backbone.layers if all_layers else 1,
+        )
 
     def _run(
         self, ids: Tensor, mask: Tensor, *, all_layers: bool
