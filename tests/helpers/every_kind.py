@@ -74,6 +74,9 @@ KINDS = {
     "token-classifier": SmallModel(
         {"kind": "token-classifier"}, "bert", learning_rate=0.003, in_double=True
     ),
+    "type-scorer": SmallModel(
+        {"kind": "type-scorer", "width": 8}, "bert", learning_rate=0.01
+    ),
     "prompt-bart": _prompt_bart(tune_cross_attention=False),
     "prompt-bart with cross-attention": _prompt_bart(tune_cross_attention=True),
 }

@@ -29,6 +29,7 @@ from fednotes.privacy.promise import Privacy
 from fednotes.taggers.encoder_tagger import EncoderTaggerConfig
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
+from fednotes.taggers.type_scorer import TypeScorerConfig
 
 DRUGS, FINDINGS = ("aspirin", "ibuprofen"), ("pain", "fever", "cough", "nausea")
 FILL = "patient has the was given mg daily with on exam no".split()
@@ -371,6 +372,95 @@ def test_adapters_of_a_frozen_encoder_are_trained(bert: Path) -> None:
     model = EncoderTaggerConfig(encoder=str(bert), tuning="lora", dropout=0.0)
     settings = replace(config(bert, sites, cycles=8, learning_rate=0.03), model=model)
     assert train(sites, settings)[0].scores["strict"]["f1"] > 0.6
+
+
+def scorer_sites(count: int = 40) -> list[SiteData]:
+    """Return three sites that each annotate one type and are tested on both types."""
+    return [
+        replace(
+            site_data(name, seed, count, kind),
+            test=documents(seed + 200, 6),
+            test_types=("drug", "finding"),
+        )
+        for name, seed, kind in (
+            ("a", 1, "drug"),
+            ("b", 2, "finding"),
+            ("c", 3, "drug"),
+        )
+    ]
+
+
+def scorer_config(bert: Path, sites: Sequence[SiteData], **changes: Any) -> Config:
+    model = TypeScorerConfig(
+        encoder=str(bert),
+        descriptions={"drug": "aspirin and ibuprofen"},
+        width=16,
+        dropout=0.0,
+    )
+    return replace(config(bert, sites, **changes), model=model)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_sites_with_different_types_train_one_type_scorer(
+    bert: Path, secure: bool, tmp_path: Path
+) -> None:
+    """Its final model is that of each site, with and without the secure sum."""
+    sites = scorer_sites()
+    settings = scorer_config(bert, sites, cycles=10, learning_rate=0.02)
+    a, b, c = train(sites, settings, secure=secure, out=tmp_path)
+    assert_same(a.shared, b.shared)
+    for site in (a, b, c):
+        assert site.scores["by_type"].keys() == {"drug", "finding"}
+        assert site.scores["strict"]["f1"] > 0.9
+    model = load_model(tmp_path / "a" / "model")
+    texts = documents(7, 3)
+    assert model.predict(texts) == a.model.predict(texts)
+
+
+def test_a_site_alone_trains_a_type_scorer_of_its_own_types(bert: Path) -> None:
+    """It gets the descriptions of its own types alone."""
+    sites = scorer_sites(4)
+    configs = finetune.METHOD.configure_alone(scorer_config(bert, sites), sites)
+    assert [each.model.descriptions for each in configs] == [
+        {"drug": "aspirin and ibuprofen"},
+        {},
+        {"drug": "aspirin and ibuprofen"},
+    ]
+    for site, settings in zip(sites, configs, strict=True):
+        (member,) = train([site], settings)
+        assert member.model.tagset == site.tags
+
+
+def test_private_type_scorers_have_the_types_of_their_sites(bert: Path) -> None:
+    sites = scorer_sites(4)
+    settings = scorer_config(bert, sites, private=("classifier",))
+    a, b, _ = train(sites, settings)
+    assert (a.model.tagset, b.model.tagset) == (sites[0].tags, sites[1].tags)
+    assert_same(a.shared, b.shared)
+    assert a.private.keys() == b.private.keys()
+
+
+def test_a_type_scorer_is_trained_with_differential_privacy(bert: Path) -> None:
+    """The clipped gradient of a document has length C, by NumPy, and is that of the
+    document alone."""
+    sites = scorer_sites(5)
+    settings = scorer_config(
+        bert, sites, **{**finetune.METHOD.dp.required_settings, "cycles": 1}
+    )
+    settings = replace(
+        settings, privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1)
+    )
+    method = DPMethod(finetune.METHOD)
+    members = [method.make_site(data, settings) for data in sites]
+    for unit in members[0].units:
+        parts = members[0].clip_gradient(unit).items()
+        scaled = [v.numpy().ravel() * members[0]._grids[name] for name, v in parts]
+        length = float(np.linalg.norm(np.concatenate(scaled)))
+        assert 0.0999 < length <= 0.1
+    final = method.train(InProcess(members, secure=True), settings)
+    for member in members:
+        for name, value in member.site.shared.items():
+            assert torch.equal(value, final.tensors[f"shared.{name}"])
 
 
 def test_pooled_training_uses_all_notes_and_no_private_layers(bert: Path) -> None:

@@ -10,7 +10,8 @@ keeps layers at their sites, as in FedNER: with `["classifier"]` sites may have
 different entity types. Without it, a site with fewer types than the others trains only
 on the types that it annotates, and a missing mention of another type is not a negative
 example; the methods `distill` and `adversarial` go further, on this same model (`kind =
-"token-classifier"`).
+"token-classifier"`). A type scorer (`taggers/type_scorer.py`) has no rows of outputs
+that sites would need in common.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Config(Averaging):
     Attributes:
         model: The model that every site trains.
         private: Layers that never leave a site: "classifier" or "encoder" of a token
-            classifier; "crf", "lora" or "prompts" of an encoder-tagger.
+            classifier; "crf", "lora" or "prompts" of an encoder-tagger; "classifier" or
+            "lora" of a type scorer.
         tags: The complete tag set, the union over the sites. A job fills it in.
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
@@ -338,7 +340,7 @@ class Finetune(Method):
             sizes = [_count_units(config, site) for site in sites]
         settings = make_alone_configs(config, sizes)
         return tuple(
-            replace(alone, tags=site.tags)
+            replace(alone, tags=site.tags, model=alone.model.for_types(site.tags.types))
             for alone, site in zip(settings, sites, strict=True)
         )
 

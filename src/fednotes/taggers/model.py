@@ -184,6 +184,9 @@ class Reading(Protocol):
     def compute_posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """Return probabilities of tags, conditioned on each word's allowed tags.
 
+        A reading whose losses do not depend on tags returns the probabilities with
+        which its losses replace the annotation of other types.
+
         Returns:
             (words, tags) marginals, and (sentences, tags, tags) expected transitions.
         """
@@ -515,19 +518,21 @@ class TaggingModel(Model):
             rows = np.arange(prepared.sentences)
 
         tokens = len(prepared.encoded.form)
-        unary = np.zeros((tokens, len(self.tagset.tags)), np.float32)
+        unary: np.ndarray | None = None
         pairs: np.ndarray | None = None
         with evaluating(self):
             for part in self._batch_by_length(prepared.lengths[rows]):
                 reading = self._read_batch(prepared, rows[part])
                 marginals, transitions = reading.compute_posterior()
-                unary[reading.tokens] = marginals
-                if pairs is None:
+                if unary is None or pairs is None:
+                    unary = np.zeros((tokens, marginals.shape[1]), np.float32)
                     shape = (prepared.sentences, *transitions.shape[1:])
                     pairs = np.zeros(shape, np.float32)
+                unary[reading.tokens] = marginals
                 pairs[rows[part]] = transitions
 
-        if pairs is None:
+        if unary is None or pairs is None:
+            unary = np.zeros((tokens, len(self.tagset.tags)), np.float32)
             pairs = np.zeros((0, 0, 0), np.float32)
         return replace(prepared, soft=Soft(unary, pairs))
 

@@ -545,7 +545,8 @@ class MentionSite(MethodSite):
         self.directory = directory
         self.draws = draws or Draws(config.seed)
         self.count_step = count_step
-        self.model: Model = build_model(config.model, tags, config.seed, device)
+        model = config.model.for_types(tags.types)
+        self.model: Model = build_model(model, tags, config.seed, device)
         prepare = partial(self.model.prepare, cache=cache, progress=progress)
         self.train_set = prepare(data.train)
         self.valid_set = prepare(data.valid, gold=False)

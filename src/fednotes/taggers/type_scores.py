@@ -1,0 +1,155 @@
+r"""Scores of words for entity types: targets, losses and mentions.
+
+For a word w and an entity type t, a model gives three scores s_{w,t,k}: whether a
+mention of t starts at w (k = start), whether w is inside one (k = inside; the first and
+the last word are inside, too), and whether one ends at w (k = end). Each score is the
+logit of a probability of its own, p = σ(s). Nothing competes: a word may be in mentions
+of several types, and a site that does not annotate a type has no target for it.
+
+    y_{w,t,k}   1 if the annotation has such a mention, else 0
+    a           the weight of positive targets, which are rare
+    source      Σ over w, k and the types t that the site annotates
+    target      Σ over w, k and all other types, whose mentions a model added
+
+                -a y log p - (1 - y) log(1 - p)
+
+source + target is thus the loss of complete annotation. With soft targets, a teacher's
+probabilities q replace y for the other types, without the weight a, so that the
+gradient of the target is p - q, which is zero for a student that equals its teacher.
+
+A candidate for a mention of t is a stretch from a start to an end, both above the
+threshold, all of whose words are inside. Its score is the mean of three numbers: the
+probability of its start, the mean of its words' probabilities of being inside, and the
+probability of its end. Candidates are taken from the highest score to the lowest,
+unless they overlap one that was taken before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fednotes.core.types import TagSet
+from fednotes.data.tags import find_spans
+from fednotes.encoders.reading import concatenate_ranges
+
+START, INSIDE, END = range(3)
+PLACES = 3
+# The maximum number of ends that are tried for one start, so that the candidates in a
+# long text grow only linearly with its words.
+MAX_ENDS = 64
+
+
+def mark_places(tags: np.ndarray, tagset: TagSet) -> np.ndarray:
+    """Return whether a mention of each type starts at, contains or ends at each word.
+
+    Args:
+        tags: (sentences, steps) tag ids, 0 at padding.
+        tagset: The tag set.
+
+    Returns:
+        (sentences, steps, types, places) bool; places are `START`, `INSIDE`, `END`.
+    """
+    # A word outside of mentions after each sentence keeps the sentences apart.
+    separated = np.pad(tags, ((0, 0), (0, 1)))
+    first, stop, kind = find_spans(separated.ravel(), tagset)
+    length = stop - first
+    words = concatenate_ranges(first, length)
+
+    marks = np.zeros((separated.size, len(tagset.types), PLACES), bool)
+    marks[first, kind, START] = True  # [scorer target]
+    marks[words, np.repeat(kind, length), INSIDE] = True  # [scorer target]
+    marks[stop - 1, kind, END] = True  # [scorer target]
+    return marks.reshape(*separated.shape, *marks.shape[1:])[:, :-1]
+
+
+def compute_place_losses(
+    scores: Tensor, targets: Tensor, positive_weight: float = 1.0
+) -> Tensor:
+    """Return the loss of each word and type, (…, types), summed over the places.
+
+    Args:
+        scores: (…, types, places) s.
+        targets: (…, types, places) y, or a teacher's probabilities q.
+        positive_weight: a.
+    """
+    weight = scores.new_tensor(positive_weight)
+    each = F.binary_cross_entropy_with_logits(
+        scores, targets.to(scores), reduction="none", pos_weight=weight
+    )  # [scorer loss]
+    return each.sum(-1)  # [scorer loss]
+
+
+def score_spans(probabilities: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Return the score of each span, (spans,), between 0 and 1.
+
+    Args:
+        probabilities: (sentences, steps, types, places).
+        spans: (spans, 4) sentence, first word, the word after the last one, type.
+    """
+    sentence, first, stop, kind = spans.T
+    inside = np.pad(probabilities[..., INSIDE].cumsum(1), ((0, 0), (1, 0), (0, 0)))
+    total = inside[sentence, stop, kind] - inside[sentence, first, kind]
+    start = probabilities[sentence, first, kind, START]
+    end = probabilities[sentence, stop - 1, kind, END]
+    scores: np.ndarray = (start + total / (stop - first) + end) / 3  # [scorer span]
+    return scores
+
+
+def find_candidates(probabilities: np.ndarray, threshold: float) -> np.ndarray:
+    """Return all candidates for mentions, (candidates, 4) as in `score_spans`.
+
+    Args:
+        probabilities: (sentences, steps, types, places), 0 at padding.
+        threshold: The probability that each place of a candidate exceeds.
+    """
+    _, steps, types, _ = probabilities.shape
+    is_above = probabilities > threshold
+    # One lane of words for each sentence and type, and a word after it that is not
+    # inside, so that no candidate leaves its lane.
+    lanes = np.pad(is_above.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 1), (0, 0)))
+    start, inside, end = lanes.reshape(-1, PLACES).T
+    starts = np.flatnonzero(start & inside)  # [scorer candidates]
+    ends = np.flatnonzero(inside & end)  # [scorer candidates]
+
+    # Words of one uninterrupted stretch have the same number of outside words before.
+    stretch = np.cumsum(~inside)
+    low = np.searchsorted(ends, starts)
+    high = np.searchsorted(stretch[ends], stretch[starts], side="right")
+    counts = np.clip(high - low, 0, MAX_ENDS)
+    first = np.repeat(starts, counts)
+    last = ends[concatenate_ranges(low, counts)]
+    lane, word = np.divmod(first, steps + 1)
+    return np.stack([lane // types, word, word + last - first + 1, lane % types], 1)
+
+
+def choose_spans(
+    candidates: np.ndarray, scores: np.ndarray, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Return the candidates that overlap no better one, (spans, 4), best first.
+
+    Of equal scores, the longest candidate is the best, then the leftmost one.
+
+    Args:
+        candidates: (candidates, 4) as in `score_spans`.
+        scores: (candidates,).
+        shape: Sentences and steps.
+    """
+    _, first, stop, kind = candidates.T
+    order = np.lexsort((kind, first, first - stop, -scores))
+    is_taken = np.zeros(shape, bool)
+    chosen: list[tuple[int, int, int, int]] = []
+    for sentence, begin, end, type_index in candidates[order].tolist():
+        words = is_taken[sentence, begin:end]
+        if not words.any():
+            words[:] = True
+            chosen.append((sentence, begin, end, type_index))
+    return np.array(chosen, np.int64).reshape(-1, 4)
+
+
+def to_probabilities(scores: Tensor) -> np.ndarray:
+    """Return the probabilities of scores as float64."""
+    probabilities: np.ndarray = torch.sigmoid(scores.double()).cpu().numpy()
+    return probabilities
