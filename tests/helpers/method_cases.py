@@ -14,9 +14,18 @@ from made_sites import made_notes, mentions, read_patient_notes
 from method_runs import LEAST_MISSED, Case, MakeCase
 from tiny_models import save_bert
 
-from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.core.types import Document, PublicNotes, SiteData, TagSet
 from fednotes.encoders.language_model import LanguageModelConfig
-from fednotes.methods import adversarial, distill, fedner, finetune, personal, pretrain
+from fednotes.methods import (
+    adversarial,
+    distill,
+    fedmd,
+    fedner,
+    finetune,
+    personal,
+    pretrain,
+)
+from fednotes.taggers.encoder_tagger import EncoderTaggerConfig
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
@@ -130,6 +139,29 @@ def personal_case(bert: Path, **changes: Any) -> Case:
     return Case(personal.METHOD, settings, documents(), "train", True, close)
 
 
+def fedmd_case(bert: Path) -> Case:
+    """Return sites of three kinds of models: light, with a softmax, and with a CRF."""
+    own_models = {
+        "b": TokenClassifierConfig(encoder=str(bert), train="lora"),
+        "c": EncoderTaggerConfig(encoder=str(bert), tuning="none"),
+    }
+    base = fedmd.Config(
+        model=TAGGER,
+        rounds=2,
+        first_epochs=1,
+        local_epochs=1,
+        public_sentences=6,
+        seed=3,
+    )
+    of_sites = {name: replace(base, model=own) for name, own in own_models.items()}
+    public = PublicNotes.of(mentions("public", 9, 8).train)
+    sites = [replace(site, public=public) for site in documents()]
+    settings = settings_of(fedmd, replace(base, of_sites=of_sites))
+    # A site's predictions follow from its notes: which of them are in which batch
+    # changes little, so secret draws hide little.
+    return Case(fedmd.METHOD, settings, sites, "predict", True, BY_BERT, 0.05)
+
+
 def pretrain_case(bert: Path, objective: str, **changes: Any) -> Case:
     model = LanguageModelConfig(encoder=str(bert), objective=objective)
     base = pretrain.Config(
@@ -160,6 +192,7 @@ CASES: dict[str, MakeCase] = {
     "adversarial": lambda bert: adversarial_case(),
     "finetune": finetune_case,
     "personal": personal_case,
+    "fedmd": fedmd_case,
     "pretrain": lambda bert: pretrain_case(bert, "mlm"),
     "pretrain, pairs": lambda bert: pretrain_case(bert, "mlm+nsp"),
 }

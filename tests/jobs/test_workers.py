@@ -149,6 +149,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "training": {"cycles": 2, "distil_epochs": 1},
         "model": {"encoder": "BERT", "train": "lora"},
     },
+    "fedmd": OF_TAG_SETS
+    | {
+        "method": "fedmd",
+        "training": {"rounds": 1, "first_epochs": 1, "public_sentences": 20},
+    },
     "pretrain": {
         "method": "pretrain",
         "seed": 2,

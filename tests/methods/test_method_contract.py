@@ -24,6 +24,7 @@ class TestMethods(MethodContract):
     private: ClassVar = PRIVATE
     never_alone: ClassVar = {
         "distill, target gradient": "instance weights need three sites",
+        "fedmd": "no site alone has predictions of another one to learn from",
         "personal": TWO_CHANGES,
         "personal, shared batch": TWO_CHANGES,
         "finetune, shared batch, packed": "alone, nothing is compressed",

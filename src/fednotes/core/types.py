@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 POOLED = "pooled"  # the name of the site that holds the notes of all sites
@@ -118,6 +119,28 @@ class TagSet:
 
 
 @dataclass(frozen=True, slots=True)
+class PublicNotes:
+    """Texts that anybody may read, of which all sites of a job have the same copy.
+
+    Attributes:
+        digest: SHA-256 of the texts, as hexadecimal digits.
+        documents: The texts, without annotation; empty where only the digest is known.
+    """
+
+    digest: str
+    documents: tuple[Document, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, documents: Iterable[Document]) -> Self:
+        """Return the texts of documents, without their annotation."""
+        texts = tuple(replace(document, spans=()) for document in documents)
+        digest = hashlib.sha256()
+        for document in texts:
+            digest.update(f"{document.text}\x1e".encode())
+        return cls(digest.hexdigest(), texts)
+
+
+@dataclass(frozen=True, slots=True)
 class SiteData:
     """The corpus of one site, which never leaves the site.
 
@@ -129,6 +152,7 @@ class SiteData:
         test: Documents for reported scores.
         test_types: The types annotated in `test`, if there are more than in `train` and
             `valid`; empty if they are the same.
+        public: The public notes of the job; None if its method reads none.
     """
 
     id: str
@@ -137,6 +161,7 @@ class SiteData:
     valid: tuple[Document, ...] = field(repr=False)
     test: tuple[Document, ...] = field(repr=False)
     test_types: tuple[str, ...] = ()
+    public: PublicNotes | None = None
 
     @property
     def scored_types(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ PLACE_KEYS = frozenset(
         "share",
         "column",
         "encoding",
+        "public",
         # in a database: no other party may write a site's query
         "query",
         "omop",

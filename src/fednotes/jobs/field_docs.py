@@ -103,7 +103,7 @@ def describe_type(hint: Any) -> str:
         element = describe_type(inner[0]).partition(",")[0]
         return f"list of {element}s"
     if origin is not None and issubclass(origin, Mapping):
-        return "table of texts"
+        return "table of texts" if inner[1] is str else "table"
     return _WORDS.get(hint, "table")
 
 

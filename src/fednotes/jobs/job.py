@@ -128,6 +128,11 @@ class SiteConfig:
         repeats: What happens to training sentences that also occur in `valid` or
             `test`: "drop" leaves them out; "keep" keeps them, so that a published split
             stays as it is.
+        public: A file or folder of public notes, whose annotation is not used. All
+            sites need the same notes. Only the method "fedmd" reads them.
+        model: The site's own [model] table, in place of the job's, for methods whose
+            sites may have different models ("fedmd").
+        training: The site's own values of keys of [training], for the same methods.
     """
 
     path: LocalFile = ""
@@ -155,6 +160,9 @@ class SiteConfig:
     hold_out: FractionBelowOne = 0.0
     expected_sentences: NonNegativeInt = 0
     repeats: Literal["drop", "keep"] = "drop"
+    public: LocalFile = ""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         resolve_encoding(self.encoding)

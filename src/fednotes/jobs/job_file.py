@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -466,9 +466,12 @@ class _TableReader:
         if privacy is not None:
             values["privacy"] = privacy
             values["min_sites"] = federation.min_sites
-        values["model"] = self._read_model()
+        values["model"] = self._read_model(self.table.get("model", {}), "model")
 
         config: Any = build(self.method.config_class, values, place)
+        of_sites = dict(self._read_settings_of_sites(values))
+        if of_sites:
+            config = replace(config, of_sites=of_sites)
         if privacy is not None and self.method.dp is not None:
             with naming_place(place, ConfigError):
                 self.method.dp.require_settings(config)
@@ -496,35 +499,93 @@ class _TableReader:
                 hint = hint_training_key(key, known, self.top.method)
                 raise ConfigError(f"{place}: unknown key {key!r}; {hint}")
 
-    def _read_model(self) -> Any:
-        """Read [model] over the preset's settings of the model."""
-        table = self.table.get("model", {})
-        self._require_variables_of_model(table)
+    def _read_settings_of_sites(
+        self, values: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield each site with a model or settings of its own, and its config.
+
+        Args:
+            values: The values of the job's config.
+
+        Raises:
+            ConfigError: A value is invalid, or the method does not let a site set it.
+        """
+        sites = self.table.get("sites", {})
+        for name, site in sites.items():
+            tables = {
+                key: site.get(key, {}) if isinstance(site, Mapping) else {}
+                for key in ("model", "training")
+            }
+            # A value that is no table is refused when the site's table is read.
+            if not all(isinstance(table, Mapping) for table in tables.values()):
+                continue
+            model, training = tables["model"], tables["training"]
+            if model or training:
+                self._require_keys_of_site(name, model, training)
+                own_values = {**values, **training}
+                if model:
+                    own_values["model"] = self._read_model(model, f"sites.{name}.model")
+                place = f"{self.where} [sites.{name}.training]"
+                yield name, build(self.method.config_class, own_values, place)
+
+    def _require_keys_of_site(
+        self, name: str, model: Mapping[str, Any], training: Mapping[str, Any]
+    ) -> None:
+        """Raise ConfigError if the method does not let a site set these keys.
+
+        Args:
+            name: The site's name.
+            model: The site's own [model] table.
+            training: The site's own [training] table.
+        """
+        able = self.method.site_keys
+        if not able:
+            table = "model" if model else "training"
+            raise ConfigError(
+                f"{self.where} [sites.{name}.{table}]: with method = "
+                f"{self.top.method!r} all sites train the same model in the same way: "
+                f'leave it out and set [{table}], or set method = "fedmd"'
+            )
+        for key in training:
+            if key not in able:
+                raise ConfigError(
+                    f"{self.where} [sites.{name}.training]: {key!r} is not a key that "
+                    f"a site sets for itself; {suggest_name(key, able)}"
+                )
+
+    def _read_model(self, table: Mapping[str, Any], name: str) -> Any:
+        """Read a table of a model over the preset's settings of the model.
+
+        Args:
+            table: The table.
+            name: Its name: "model", or "sites.NAME.model".
+        """
+        self._require_variables_of_model(table, name)
         settings = _locate_files(table, self.folder, list_model_file_keys(self.method))
         kinds_of_model = self.method.list_models()
         if kinds_of_model is not None and [*kinds_of_model] == [settings.get("kind")]:
             # The method has only this kind of model, so its table has no key `kind`.
             del settings["kind"]
         settings = merge_tables(find_model_defaults(self.preset, settings), settings)
-        with naming_place(f"{self.where} [model]", ConfigError):
+        with naming_place(f"{self.where} [{name}]", ConfigError):
             return self.method.read_model_config(settings)
 
-    def _require_variables_of_model(self, table: Mapping[str, Any]) -> None:
-        """Raise ConfigError if [model] names environment variables that are not set.
+    def _require_variables_of_model(self, table: Mapping[str, Any], name: str) -> None:
+        """Raise ConfigError if a model names environment variables that are not set.
 
         The message also lists those that other tables name. If only other tables name
         such variables, the job can be read, although its notes cannot.
         """
         paths = [
-            (f"model.{key}", value)
+            (f"{name}.{key}", value)
             for key, value in table.items()
             if isinstance(value, str)
         ]
         if not any(list_unset_variables(text) for _, text in paths):
             return
         sites = {
-            name: site
-            for name, site in self.table.get("sites", {}).items()
+            site_name: site
+            for site_name, site in self.table.get("sites", {}).items()
             if isinstance(site, Mapping)
         }
         require_variables([*paths, *self.kind.list_paths(sites, self.table)])

@@ -65,6 +65,30 @@ def list_file_keys_by_table() -> dict[str, frozenset[str]]:
     return {name: keys for name, keys in by_table.items() if keys}
 
 
+def list_tables_with_files(
+    table: Mapping[str, Any],
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any], frozenset[str]]]:
+    """Yield the tables of a job, apart from [sites.NAME], that may name local files.
+
+    Args:
+        table: The tables of a job.
+
+    Yields:
+        The names that lead to the table, such as ("model",) or ("sites", "mercy",
+        "model"); its keys; and the keys of such tables that name a local file.
+    """
+    keys_by_table = list_file_keys_by_table()
+    for name, file_keys in keys_by_table.items():
+        settings = table.get(name)
+        if isinstance(settings, Mapping):
+            yield (name,), settings, file_keys
+    sites = table.get("sites")
+    for name, site in sites.items() if isinstance(sites, Mapping) else ():
+        settings = site.get("model") if isinstance(site, Mapping) else None
+        if isinstance(settings, Mapping):
+            yield ("sites", name, "model"), settings, keys_by_table["model"]
+
+
 def digest_model_files(job: Job) -> dict[str, str]:
     """Return SHA-256 of the files that a job's tables name, by dotted key.
 
@@ -89,12 +113,9 @@ def digest_model_files(job: Job) -> dict[str, str]:
 
 def _list_named_files(job: Job) -> Iterator[tuple[str, Path]]:
     """Yield each key that names a file, such as "model.encoder", and the path."""
-    for table_name, file_keys in list_file_keys_by_table().items():
-        settings = job.table.get(table_name)
-        if not isinstance(settings, Mapping):
-            continue
+    for names, settings, file_keys in list_tables_with_files(job.table):
         for key in sorted(file_keys & settings.keys()):
             value = settings[key]
             if isinstance(value, str) and value:
-                where = f"{table_name}.{key}"
+                where = ".".join([*names, key])
                 yield where, job.locate(value, where)

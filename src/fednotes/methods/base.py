@@ -37,6 +37,11 @@ class Method(ABC):
         holds: The data of its sites: "documents" (annotated), "notes" or "patients".
         reads_layers: Whether it reads the states of the layers in `Model.widths`, which
             some kinds of models lack.
+        reads_public_notes: Whether sites also read notes that are public.
+        site_keys: The keys of [training] that each site may set for itself, in
+            [sites.NAME.training]. If there are any, a site may also have another kind
+            of model than the others, in [sites.NAME.model], and `config_class` has the
+            field `of_sites` for the settings of these sites.
         training_tasks: The tasks whose metrics are a "loss" summed over "examples".
         dp: Support for training with differential privacy; None if there is none.
         no_dp_reason: Why `dp` is None.
@@ -53,6 +58,8 @@ class Method(ABC):
     presets: Mapping[str, Mapping[str, Any]]
     holds: str = "documents"
     reads_layers: bool = False
+    reads_public_notes: bool = False
+    site_keys: frozenset[str] = frozenset()
     training_tasks: tuple[str, ...] = (TRAIN,)
     dp: DPSupport | None = None
     no_dp_reason: str = "it does not define how"

@@ -180,8 +180,8 @@ def parse_server_job(setup: Setup) -> Job:
             server_file = read_site_file(path)
             files = server_file.files
             declared = {**declared, "job": insert_local_paths(server_file, table)}
-        # The server opens the files of [model]; only sites open those of other tables.
-        opened_here = {"model": table.get("model")}
+        # The server reads the tables of models; only sites open files of other tables.
+        opened_here = {"model": table.get("model"), "sites": table.get("sites")}
         try:
             require_no_places(opened_here, files, Path(SERVER_FILE), where)
         except ConfigError as error:
@@ -194,7 +194,8 @@ def parse_server_job(setup: Setup) -> Job:
         )
     try:
         digest_encoder(job)
-        _require_files(job.config.model)
+        if not job.module.site_keys:  # otherwise the server builds no model
+            _require_files(job.config.model)
     except ModelError as error:
         raise ModelError(
             f"{error}. [files] of a TOML file says where it is: {_FILES_REMEDY}"

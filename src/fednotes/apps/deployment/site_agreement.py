@@ -25,7 +25,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import parse_json
 from fednotes.core.settings import build, checked, expand_home
 from fednotes.core.tables import fingerprint_table
-from fednotes.core.types import Scheme, SiteData, TagSet
+from fednotes.core.types import PublicNotes, Scheme, SiteData, TagSet
 from fednotes.core.update import Tensors
 from fednotes.encoders.pretrained import (
     compute_folder_fingerprint,
@@ -62,6 +62,7 @@ class Description:
         coded: Whether the site knows billing codes of its patients.
         vectors: Digest of the public word vectors that stage 1 starts from; "" for
             none.
+        public: Digest of the public notes that the method reads; "" for none.
     """
 
     version: str = fednotes.__version__
@@ -75,6 +76,7 @@ class Description:
     phenotypes: tuple[str, ...] = ()
     coded: bool = False
     vectors: str = ""
+    public: str = ""
 
     def __post_init__(self) -> None:
         if len(set(self.types)) < len(self.types):
@@ -169,11 +171,14 @@ def describe_site(job: Job, data: Any) -> Description:
 def digest_encoder(job: Job) -> str:
     """Return a digest of the encoder that a job's models start from; "" for none.
 
+    It is also "" if each site may have another model.
+
     Raises:
         ModelError: This machine does not have the encoder.
         MissingExtra: A package that reads the encoder is missing.
     """
-    if job.kind.make_stub is not None:  # models of patients start from no encoder
+    # Models of patients start from no encoder.
+    if job.kind.make_stub is not None or job.module.site_keys:
         return ""
     model = job.config.model
     specs = [getattr(model, key) for key in list_encoder_keys(model)]
@@ -355,7 +360,9 @@ def _make_stub(job: Job, site: str, facts: Description) -> Any:
     """Return a site without notes, from which a method derives its configuration."""
     if job.kind.make_stub is not None:
         return job.kind.make_stub(site, facts)
-    return SiteData(site, TagSet(facts.types, facts.scheme), (), (), ())
+    public = PublicNotes(facts.public) if facts.public else None
+    tags = TagSet(facts.types, facts.scheme)
+    return SiteData(site, tags, (), (), (), public=public)
 
 
 def require_as_declared(job: Job, descriptions: Descriptions) -> None:

@@ -30,7 +30,13 @@ from typing import Any
 from fednotes.apps.deployment.rules.policy import Policy, build_policy
 from fednotes.core.errors import ConfigError, ParameterError, suggest_name
 from fednotes.core.numbers import NonNegativeInt
-from fednotes.core.settings import build, checked, expand_path, read_toml
+from fednotes.core.settings import (
+    build,
+    checked,
+    expand_path,
+    merge_tables,
+    read_toml,
+)
 from fednotes.core.store import write_text
 from fednotes.jobs import kinds
 from fednotes.jobs.declaration import (
@@ -41,7 +47,7 @@ from fednotes.jobs.declaration import (
 )
 from fednotes.jobs.job import Job, Progress, Sites, load_sites
 from fednotes.jobs.job_file import load_table, parse_job
-from fednotes.jobs.local_files import list_file_keys_by_table
+from fednotes.jobs.local_files import list_file_keys_by_table, list_tables_with_files
 
 SITE_FILE = "site.toml"  # in a kit
 # Names that are not files; options may follow "minilm" (`encoders/features.py`).
@@ -241,12 +247,13 @@ def insert_local_paths(file: SiteFile, table: Mapping[str, Any]) -> dict[str, An
         table: The table of the job.
     """
     local_table: dict[str, Any] = dict(table)
-    for name, file_keys in list_file_keys_by_table().items():
-        settings = table.get(name)
-        if isinstance(settings, Mapping):
-            keys_with_path = file_keys & settings.keys() & file.files.keys()
-            local_paths = {key: file.files[key] for key in keys_with_path}
-            local_table[name] = {**settings, **local_paths}
+    for names, settings, file_keys in list_tables_with_files(table):
+        keys_with_path = file_keys & settings.keys() & file.files.keys()
+        local_paths = {key: file.files[key] for key in keys_with_path}
+        changed: dict[str, Any] = {**settings, **local_paths}
+        for name in reversed(names):
+            changed = {name: changed}
+        local_table = merge_tables(local_table, changed)
     return local_table
 
 
@@ -266,6 +273,7 @@ def parse_site_job(declared: Mapping[str, Any], site: str, file: SiteFile) -> Jo
             not match the site's file.
     """
     where = f"job {declared.get('name')}"
+    declared = _drop_models_of_others(declared, site)
     require_no_places(declared.get("job"), file.files, file.path, where)
     job = parse_declared(declared, file.folder, where)
     if site not in job.sites:
@@ -282,13 +290,32 @@ def parse_site_job(declared: Mapping[str, Any], site: str, file: SiteFile) -> Jo
         )
     require_unmasked(data, f"{file.path} [data]")
 
-    site_table = {**drop_places(declared["job"]["sites"][site]), **data}
+    local_table = insert_local_paths(file, declared["job"])
+    site_table = {**drop_places(local_table["sites"][site]), **data}
     table = {
-        **insert_local_paths(file, declared["job"]),
+        **local_table,
         "conditions": ["federated"],
         "sites": {site: site_table},
     }
     return parse_job(table, job.name, file.folder, f"{where}, with {file.path}")
+
+
+def _drop_models_of_others(declared: Mapping[str, Any], site: str) -> dict[str, Any]:
+    """Return a declaration without the models of other sites.
+
+    This machine does not build them, and need not have the files that they name.
+    """
+    table = declared.get("job")
+    sites = table.get("sites") if isinstance(table, Mapping) else None
+    if not isinstance(table, Mapping) or not isinstance(sites, Mapping):
+        return dict(declared)
+    kept = {
+        name: {key: value for key, value in keys.items() if key != "model"}
+        if name != site and isinstance(keys, Mapping)
+        else keys
+        for name, keys in sites.items()
+    }
+    return {**declared, "job": {**table, "sites": kept}}
 
 
 def select_data(file: SiteFile, kind: str) -> Mapping[str, Any]:
@@ -381,10 +408,8 @@ def require_no_places(
     """
     if not isinstance(table, Mapping):
         return
-    for name, file_keys in list_file_keys_by_table().items():
-        settings = table.get(name)
-        if not isinstance(settings, Mapping):
-            continue
+    for names, settings, file_keys in list_tables_with_files(table):
+        name = ".".join(names)
         for key, value in settings.items():
             if not isinstance(value, str):
                 continue

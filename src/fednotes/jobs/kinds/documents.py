@@ -17,7 +17,7 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.types import Document, PublicNotes, SiteData, Span, TagSet
 from fednotes.data import synthetic
 from fednotes.data.checks import (
     Finding,
@@ -51,6 +51,7 @@ from fednotes.jobs.kinds.mention_causes import (
     find_data_causes,
     find_missed_types,
 )
+from fednotes.jobs.kinds.public_notes import read_public_notes
 from fednotes.jobs.kinds.silos import deal_into_silos
 from fednotes.jobs.kinds.site_parts import cut_parts, reduce_parts
 from fednotes.jobs.kinds.tag_sets import (
@@ -78,7 +79,9 @@ def load_documents(job: Job, _progress: Progress | None, _cache: Path | None) ->
         ConfigError: A setting does not match the files.
     """
     sites = _read_sites(job) if job.synthetic is None else _generate_sites(job)
-    return deal_into_silos(job, sites) if job.silos else sites
+    if job.silos:
+        sites = deal_into_silos(job, sites)
+    return read_public_notes(job, sites) if job.module.reads_public_notes else sites
 
 
 def _generate_sites(job: Job) -> Sites:
@@ -163,6 +166,8 @@ def digest_site(site: SiteData) -> str:
     digest = hashlib.sha256(repr(site.tags).encode())
     if site.test_types:
         digest.update(repr(site.test_types).encode())
+    if site.public is not None:
+        digest.update(site.public.digest.encode())
     for part in (site.train, site.valid, site.test):
         digest.update(b"\x1d")
         for document in part:
@@ -238,15 +243,17 @@ def _invent_site(name: str, site: SiteConfig) -> SiteData:
     """Return a one-sentence site in place of one whose files cannot be read."""
     types = list_named_types(site) or ("Drug",)
     note = Document("invented", "Took aspirin .", (Span(5, 12, types[0]),))
-    return SiteData(name, TagSet(types, site.scheme), (note,), (), ())
+    tags = TagSet(types, site.scheme)
+    return SiteData(name, tags, (note,), (), (), public=PublicNotes.of([note]))
 
 
 def _describe(job: Job, site: SiteData) -> dict[str, Any]:
-    """Return the tag set of a site, and how its labels are renamed."""
+    """Return a site's tag set, how its labels are renamed, and its public notes."""
     return {
         "types": site.tags.types,
         "scheme": site.tags.scheme,
         "label_map": dict(job.sites[site.id].label_map),
+        "public": "" if site.public is None else site.public.digest,
     }
 
 
