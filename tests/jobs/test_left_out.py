@@ -63,7 +63,11 @@ def write_site(folder: Path, name: str, label: str = "Drug", drug: str = "") -> 
 
 def make_job(folder: Path, **changes: Any) -> Job:
     """Return a job of three sites, whose files are in a folder."""
-    sites = {name: {part: f"{name}-{part}.conll" for part in PARTS} for name in NAMES}
+    sites = {
+        name: {part: f"{name}-{part}.conll" for part in PARTS}
+        | {"public": "north-train.conll"}
+        for name in NAMES
+    }
     table = {
         "method": "fedner",
         "seed": 2,
@@ -455,6 +459,10 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "finetune": {"training": {"cycles": 1}},
     "personal": {"training": {"cycles": 1}},
+    "fedmd": {
+        "model": TAGGER,
+        "training": {"rounds": 1, "first_epochs": 1, "local_epochs": 1},
+    },
 }
 
 

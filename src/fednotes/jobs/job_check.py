@@ -31,6 +31,7 @@ from fednotes.jobs.parts import (
     prepare,
 )
 from fednotes.jobs.results import LEFT_OUT
+from fednotes.methods.base import list_models_of_sites
 from fednotes.taggers.model import ModelConfig
 
 
@@ -101,8 +102,10 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
     shrink = job.kind.shrink
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
-            model = part.config.model
-            is_slow = isinstance(model, ModelConfig) and model.has_frozen_encoder
+            is_slow = any(
+                isinstance(model, ModelConfig) and model.has_frozen_encoder
+                for model in list_models_of_sites(part.config)
+            )
             cache = None
             if is_slow and shrink is not None:
                 sites = tuple(shrink(site, 1) for site in part.sites)

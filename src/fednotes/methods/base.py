@@ -285,3 +285,13 @@ class Method(ABC):
         """
         del config
         return False
+
+
+def list_models_of_sites(config: Any) -> list[Any]:
+    """Return the settings of all kinds of models in a run: the job's, then sites' own.
+
+    Args:
+        config: The settings of a method.
+    """
+    own: Mapping[str, Any] = getattr(config, "of_sites", {})
+    return [config.model, *(each.model for each in own.values())]

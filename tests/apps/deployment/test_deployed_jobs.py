@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from applications import has_app
 
+from fednotes.apps.deployment.site_agreement import (
+    decode_descriptions,
+    derive_config,
+    describe_site,
+    encode_descriptions,
+)
 from fednotes.apps.deployment.site_file import (
     insert_local_paths,
+    load_site_data,
     parse_site_job,
     read_site_file,
 )
 from fednotes.core.errors import ConfigError
-from fednotes.jobs.declaration import load_declared
+from fednotes.jobs.declaration import load_declared, parse_declared
 
 NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
 
@@ -147,6 +155,86 @@ def test_a_file_of_the_site_replaces_that_of_the_job(tmp_path: Path) -> None:
     assert job.config.model.word_vectors == str(tmp_path / "vectors.txt")
     plain = parse_site_job({"name": "j", "job": _table(NER)}, "a", file)
     assert plain.config.model.word_vectors == ""
+
+
+# ---- sites with their own models, and public notes -----------------------------------
+
+OWN_MODELS = """
+method = "fedmd"
+[model]
+tagger = "cnn-clstm-crf"
+[sites.a]
+[sites.a.training]
+learning_rate = 1e-2
+[sites.b.model]
+kind = "token-classifier"
+encoder = "biobert"
+"""
+
+
+def own_models(folder: Path) -> dict[str, Any]:
+    path = folder / "job.toml"
+    path.write_text(OWN_MODELS)
+    return load_declared(path)[1]
+
+
+def test_a_site_reads_its_own_model_and_no_other_sites(tmp_path: Path) -> None:
+    """Site a lacks the encoder of site b."""
+    declaration = own_models(tmp_path)
+    job = parse_site_job(declaration, "a", site_file(tmp_path))
+    config = job.config.for_site("a")
+    assert config.model.kind == "tagger"
+    assert config.learning_rate == 1e-2
+    with pytest.raises(
+        ConfigError, match=r"\[sites.b.model\]: encoder names a file: give its path"
+    ):
+        parse_site_job(declaration, "b", site_file(tmp_path))
+
+    (tmp_path / "encoder").mkdir()
+    file = site_file(tmp_path, '[files]\nencoder = "encoder"\n')
+    job = parse_site_job(declaration, "b", file)
+    assert job.config.for_site("b").model.encoder == str(tmp_path / "encoder")
+
+
+def test_a_site_may_choose_its_model_in_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "encoder").mkdir()
+    own = """
+[data.model]
+kind = "encoder-tagger"
+encoder = "encoder"
+[data.training]
+learning_rate = 5e-4
+"""
+    job = parse_site_job(own_models(tmp_path), "b", site_file(tmp_path, own))
+    config = job.config.for_site("b")
+    assert config.model.kind == "encoder-tagger"
+    assert config.model.encoder == str(tmp_path / "encoder")
+    assert config.learning_rate == 5e-4
+
+
+def test_sites_agree_on_public_notes_by_their_digest(tmp_path: Path) -> None:
+    """The server has neither the notes nor any model."""
+    (tmp_path / "public.conll").write_text("Some\tO\npublic\tO\nwords\tO\n\n")
+    file = site_file(tmp_path)
+    data = {**file.data, "public": "public.conll", "hold_out": 0.0, "repeats": "keep"}
+    data["valid"] = data["train"]
+    job = parse_site_job(own_models(tmp_path), "a", replace(file, data=data))
+    (notes,) = load_site_data(job).data
+    assert notes.public is not None
+    described = describe_site(job, notes)
+    assert described.public == notes.public.digest
+    assert described.encoder == ""
+
+    server_job = parse_declared(own_models(tmp_path), tmp_path, "job")
+    both = decode_descriptions(encode_descriptions({"a": described, "b": described}))
+    config = derive_config(server_job, both)
+    assert config.shared_types == ("Drug",)
+    assert config.public_words == 0
+    assert derive_config(job, both).shared_types == ("Drug",)
+    with pytest.raises(ConfigError, match="'a' and 'b' have different public notes"):
+        derive_config(
+            server_job, {"a": described, "b": replace(described, public="5" * 64)}
+        )
 
 
 def _table(text: str) -> dict[str, Any]:

@@ -273,7 +273,8 @@ def parse_site_job(declared: Mapping[str, Any], site: str, file: SiteFile) -> Jo
             not match the site's file.
     """
     where = f"job {declared.get('name')}"
-    declared = _drop_models_of_others(declared, site)
+    has_own_model = "model" in select_data(file, "documents")
+    declared = _keep_model_of(declared, "" if has_own_model else site)
     require_no_places(declared.get("job"), file.files, file.path, where)
     job = parse_declared(declared, file.folder, where)
     if site not in job.sites:
@@ -300,10 +301,15 @@ def parse_site_job(declared: Mapping[str, Any], site: str, file: SiteFile) -> Jo
     return parse_job(table, job.name, file.folder, f"{where}, with {file.path}")
 
 
-def _drop_models_of_others(declared: Mapping[str, Any], site: str) -> dict[str, Any]:
-    """Return a declaration without the models of other sites.
+def _keep_model_of(declared: Mapping[str, Any], site: str) -> dict[str, Any]:
+    """Return a declaration in which only one site has a model of its own.
 
-    This machine does not build them, and need not have the files that they name.
+    This machine does not build the models of other sites, and need not have the files
+    that they name.
+
+    Args:
+        declared: The job's declaration.
+        site: The site; "" for none.
     """
     table = declared.get("job")
     sites = table.get("sites") if isinstance(table, Mapping) else None

@@ -215,7 +215,7 @@ def _make_stand_in(site: SiteData, name: str, size: int) -> SiteData:
 def _shrink(site: SiteData, sentences: int) -> SiteData:
     """Return a site with a sample of its notes, of about as many training sentences.
 
-    Held-out notes are sampled at the same rate.
+    Held-out notes are sampled at the same rate. Of public notes, one stays.
     """
     filled = [document for document in site.train if document.text.strip()]
     train: list[Document] = []
@@ -229,7 +229,10 @@ def _shrink(site: SiteData, sentences: int) -> SiteData:
         tuple(islice(_spread(part), int(rate * len(part))))
         for part in (site.valid, site.test)
     )
-    return replace(site, train=tuple(train), valid=valid, test=test)
+    public = site.public
+    if public is not None:
+        public = replace(public, documents=public.documents[:1])
+    return replace(site, train=tuple(train), valid=valid, test=test, public=public)
 
 
 def _spread(documents: Sequence[Document]) -> Iterator[Document]:
