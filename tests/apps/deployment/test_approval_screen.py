@@ -92,6 +92,23 @@ def test_the_approver_sees_the_privacy_guarantee(kit: Path) -> None:
     assert "ε = 2.17 at δ = 1e-05 after 1 rounds" in output
 
 
+def test_the_approver_sees_the_model_that_the_site_chose_itself(kit: Path) -> None:
+    """Only for a method that lets a site choose; another one ignores the table."""
+    (kit / SITE_FILE).write_text(
+        '[data]\npath = "notes"\n[data.model]\nkind = "encoder-tagger"\n'
+    )
+    tables = {"sites": {"h1": {}, "h2": {"model": {"tagger": "hash-cnn"}}}}
+    request = {"name": "ner", "sites": ["h1", "h2"], "min_sites": 2}
+    request_approval(kit, {**request, "job": {"method": "fedmd", **tables}})
+    output = run_site_command("approve", kit, "--yes")
+    assert 'of this site\'s own file: model.kind = "encoder-tagger"' in output
+    assert '  job.sites.h2.model.tagger = "hash-cnn"' in output
+
+    plain = {"method": "distill", "sites": {"h1": {}, "h2": {}}}
+    request_approval(kit, {**request, "job": plain})
+    assert "own file" not in run_site_command("approve", kit, "--yes")
+
+
 # waiting for a job
 
 

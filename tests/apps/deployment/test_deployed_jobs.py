@@ -212,6 +212,14 @@ learning_rate = 5e-4
     assert config.learning_rate == 5e-4
 
 
+def test_a_method_with_one_model_ignores_the_one_of_a_sites_file(
+    tmp_path: Path,
+) -> None:
+    file = site_file(tmp_path, '[data.model]\nkind = "encoder-tagger"\n')
+    job = parse_site_job({"name": "j", "job": _table(NER)}, "a", file)
+    assert job.config.model.tagger == "cnn-clstm-crf"
+
+
 def test_sites_agree_on_public_notes_by_their_digest(tmp_path: Path) -> None:
     """The server has neither the notes nor any model."""
     (tmp_path / "public.conll").write_text("Some\tO\npublic\tO\nwords\tO\n\n")

@@ -28,9 +28,11 @@ from fednotes.apps.deployment.rules.policy import check_audit, check_count_step
 from fednotes.apps.deployment.site import create_guard
 from fednotes.apps.deployment.site_agreement import can_round_counts
 from fednotes.apps.deployment.site_file import (
+    OWN_TABLES,
     SITE_FILE,
     read_kit_site_file,
     read_policy,
+    select_data,
 )
 from fednotes.core import plugins
 from fednotes.core.cleaning import clean
@@ -91,6 +93,9 @@ def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLi
     if promise:
         yield JobLine(f"guarantees {promise}")
 
+    for setting in _list_own_settings(kit, job.table):
+        yield JobLine(f"of this site's own file: {setting}")
+
     if last is None:
         yield JobLine("no job was approved here before")
     else:
@@ -116,6 +121,19 @@ def _describe_promise(kit: Path, table: dict[str, Any]) -> str:
         num_sites = len(table.get("sites", ()))
         return str(job.module.make_promise(replace(config, sites=num_sites)) or "")
     return ""
+
+
+def _list_own_settings(kit: Path, table: dict[str, Any]) -> Iterator[str]:
+    """Yield the model and settings of the site's own file with which it would train."""
+    if not (kit / SITE_FILE).exists():
+        return
+    with suppress(FednotesError):  # an invalid job is refused when it begins
+        job = parse_declared(table, kit, "job")
+        data = select_data(read_kit_site_file(kit), job.data)
+        own = {key: data[key] for key in OWN_TABLES if key in data}
+        if job.module.site_keys:
+            for difference in compare_tables({}, own):
+                yield difference[2:]  # without the sign of an addition
 
 
 def _describe_earlier_jobs(

@@ -50,6 +50,7 @@ from fednotes.jobs.job_file import load_table, parse_job
 from fednotes.jobs.local_files import list_file_keys_by_table, list_tables_with_files
 
 SITE_FILE = "site.toml"  # in a kit
+OWN_TABLES = ("model", "training")  # of [data], for methods with different models
 # Names that are not files; options may follow "minilm" (`encoders/features.py`).
 _BUILT_IN = re.compile(r"|none|learn|synthetic|minilm(#[a-z]+(=[0-9]+)?)*", re.ASCII)
 
@@ -283,6 +284,8 @@ def parse_site_job(declared: Mapping[str, Any], site: str, file: SiteFile) -> Jo
         )
 
     data = select_data(file, job.data)
+    if not job.module.site_keys:  # the method trains one model at all sites
+        data = {key: value for key, value in data.items() if key not in OWN_TABLES}
     names_notes = any(data.get(key) for key in job.kind.source_keys)
     if not names_notes:
         raise ConfigError(
