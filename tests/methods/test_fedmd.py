@@ -163,7 +163,7 @@ def test_a_step_weighs_the_mean_losses_of_own_and_public_words(encoder: Path) ->
         site.public_set, soft=make_word_targets(site.public_set, q, for_crf=False)
     )
     step = fedmd._Sentences(
-        site.model, site.train_set, np.array([0, 2]), public, np.array([1]), 0.3
+        site.model, site.train_set, np.array([0, 2]), public, np.array([1, 3]), 0.3
     )
     loss = float(step.loss([step]).detach())
 
@@ -180,8 +180,8 @@ def test_a_step_weighs_the_mean_losses_of_own_and_public_words(encoder: Path) ->
     )
     own = log_probabilities(site.train_set, [0, 2])
     of_own = -own[np.arange(len(gold)), gold].mean()
-    targets = q[rows_of(public, 1)]
-    of_public = -(targets * log_probabilities(public, [1])).sum(1).mean()
+    targets = np.concatenate([q[rows_of(public, 1)], q[rows_of(public, 3)]])
+    of_public = -(targets * log_probabilities(public, [1, 3])).sum(1).mean()
     assert loss == pytest.approx(of_own + 0.3 * of_public, rel=1e-5)
 
 

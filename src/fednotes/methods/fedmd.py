@@ -596,7 +596,7 @@ class FedMD(Method):
         "its predictions are those of models that were trained on the notes without "
         "noise"
     )
-    length_key = "rounds"
+    length_key = "first_epochs"
     keep_best = MappingProxyType({"select": "best"})
 
     def train(self, federation: Federation, config: Config) -> State:
