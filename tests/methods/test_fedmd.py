@@ -323,6 +323,7 @@ def test_sites_without_a_common_type_or_scheme_are_refused() -> None:
         configured([sites[0], other])
 
 
-def test_a_model_that_predicts_no_tags_of_words_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["prompt-bart", "type-scorer"])
+def test_a_model_that_predicts_no_tags_of_words_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match='"fedmd" does not support model kind'):
-        fedmd.METHOD.read_model_config({"kind": "prompt-bart", "backbone": "bart"})
+        fedmd.METHOD.read_model_config({"kind": kind})

@@ -329,6 +329,8 @@ class Site(MentionSite):
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         own_config = config.for_site(data.id)
+        model = own_config.model.for_types(data.tags.types)
+        own_config = replace(own_config, model=model)
         super().__init__(data, own_config, data.tags, **options)
         self.shared = {}
         self.private = self.model.trainable()
@@ -610,15 +612,15 @@ class FedMD(Method):
             ConfigError: The kind of model does not.
         """
         config = read_model_config(table, where="")
-        if not config.trains_on_posteriors:
+        if not _gives_probabilities(config):
             raise make_unsupported_kind_error("fedmd", config.kind)
         return config
 
     def list_models(self) -> Mapping[str, type[Any]]:
-        """Return the settings classes of the models that train on probabilities."""
+        """Return the settings classes of the models that predict probabilities."""
         classes = {kind: find_config_class(kind) for kind in list_model_kinds()}
         return {
-            kind: each for kind, each in classes.items() if each.trains_on_posteriors
+            kind: each for kind, each in classes.items() if _gives_probabilities(each)
         }
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -716,6 +718,15 @@ class FedMD(Method):
         numbers = config.public_words * len(list_shared_tags(config))
         size = FLOAT_BYTES * (numbers + len(config.shared_types))
         return config.rounds * size, config.rounds * size
+
+
+def _gives_probabilities(config: Any) -> bool:
+    """Return whether a model predicts, and trains on, probabilities of words' tags.
+
+    Args:
+        config: The model's settings, or their class.
+    """
+    return bool(config.trains_on_posteriors and config.predicts_tags)
 
 
 def _require_same_public_notes(sites: Sequence[SiteData]) -> None:

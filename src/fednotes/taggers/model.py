@@ -60,10 +60,13 @@ class ModelConfig:
     Attributes:
         trains_on_posteriors: Whether the model can train on a posterior instead of a
             single best annotation; not a key.
+        predicts_tags: Whether that posterior consists of probabilities of the tags of
+            each word; not a key.
         encodes: Whether the model is a trainable pre-trained encoder; not a key.
     """
 
     trains_on_posteriors: ClassVar[bool] = True
+    predicts_tags: ClassVar[bool] = True
     encodes: ClassVar[bool] = False
 
     def for_types(

@@ -103,6 +103,7 @@ class TypeScorerConfig(ModelConfig):
             overlapping windows.
     """
 
+    predicts_tags: ClassVar[bool] = False
     encodes: ClassVar[bool] = True
 
     kind: Literal["type-scorer"] = "type-scorer"
