@@ -16,9 +16,11 @@ from tiny_models import MARKS, SUB_WORDS, save_encoder
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, TagSet
+from fednotes.taggers import token_classifier
 from fednotes.taggers.partial import compute_word_gradients, compute_word_losses
 from fednotes.taggers.saving import save_model
 from fednotes.taggers.token_classifier import TokenClassifier, open_token_classifier
+from fednotes.taggers.word_reading import WordReading
 
 transformers = pytest.importorskip("transformers")
 
@@ -190,6 +192,25 @@ def test_states_are_means_over_the_first_sub_words_of_each_layer(bert: Path) -> 
     added = torch.tensor([1 <= t <= 2 for t in labels[labels >= 0]])
     assert torch.equal(losses.is_added, added)
     assert added.any()
+
+
+def test_predictions_keep_no_states_of_the_words(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a sentence of a million commas, the states took 9 GB."""
+    readings: list[WordReading] = []
+
+    def record(**attributes: Any) -> WordReading:
+        readings.append(WordReading(**attributes))
+        return readings[-1]
+
+    monkeypatch.setattr(token_classifier, "WordReading", record)
+    model = build(bert)
+    corpus = model.prepare([Document("a", "," * 3000)], gold=False)
+    model.predict(corpus)
+    model.compute_emissions(corpus)
+    assert [tuple(reading.states.shape) for reading in readings] == [(3000, 0)] * 2
+    assert all(reading.logits.shape[0] == 3000 for reading in readings)
 
 
 # ---- what is trained -----------------------------------------------------------------

@@ -472,6 +472,13 @@ class TaggingModel(Model):
         self.batch_listeners.announce(self, corpus, chosen)
         return self._read(corpus, chosen, all_layers=all_layers)
 
+    def _read_for_tags(self, corpus: Any, chosen: np.ndarray) -> Any:
+        """Return a reading of which only tags and their probabilities are used.
+
+        A model whose readings also contain large states can omit them here.
+        """
+        return self._read_batch(corpus, chosen)
+
     def _batch_by_length(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
         """Group sentences of similar length into batches without gradients."""
         return batch_similar_lengths(lengths.tolist(), MAX_SUBWORDS, MAX_SENTENCES)
@@ -525,7 +532,7 @@ class TaggingModel(Model):
         pairs: np.ndarray | None = None
         with evaluating(self):
             for part in self._batch_by_length(prepared.lengths[rows]):
-                reading = self._read_batch(prepared, rows[part])
+                reading = self._read_for_tags(prepared, rows[part])
                 marginals, transitions = reading.compute_posterior()
                 if unary is None or pairs is None:
                     unary = np.zeros((tokens, marginals.shape[1]), np.float32)
@@ -545,7 +552,7 @@ class TaggingModel(Model):
         prepared: PreparedCorpus = self.require_corpus(corpus)
         ids = np.zeros(len(prepared.encoded.form), np.int64)
         with evaluating(self):
-            reading = self._read_batch(prepared, rows)
+            reading = self._read_for_tags(prepared, rows)
             ids[reading.tokens] = reading.find_best_tags()
         return ids
 
@@ -557,7 +564,7 @@ class TaggingModel(Model):
         names = ("O", *self.tagset.types)
         spans = np.array([(0, first, last, index - 1) for index in range(len(names))])
         with evaluating(self):
-            reading = self._read_batch(corpus, np.array([sentence]))
+            reading = self._read_for_tags(corpus, np.array([sentence]))
             probabilities = reading.compute_span_probabilities(spans)
         return dict(zip(names, probabilities.tolist(), strict=True))
 
@@ -571,7 +578,7 @@ class TaggingModel(Model):
 
         with working("predicting sentences", len(corpus.lengths)) as count:
             for chosen in self._batch_by_length(corpus.lengths):
-                reading = self._read_batch(corpus, chosen)
+                reading = self._read_for_tags(corpus, chosen)
                 ids[reading.tokens] = reading.find_best_tags()
                 if confidences is not None:
                     spans = self._collect_spans(encoded, ids, chosen)

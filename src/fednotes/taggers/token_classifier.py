@@ -297,13 +297,34 @@ class TokenClassifier(TaggingModel, SavesItself):
         prepared: EncoderCorpus = self.require_corpus(corpus)
         return int(prepared.words[np.asarray(indices, np.int64)].sum())
 
+    def _read_for_tags(self, corpus: EncoderCorpus, chosen: np.ndarray) -> WordReading:
+        """Return a reading without states.
+
+        The states of a single long unit may take thousands of times as much memory as
+        its text.
+        """
+        self.batch_listeners.announce(self, corpus, chosen)
+        return self._read(corpus, chosen, with_states=False)
+
     def _read(
-        self, corpus: EncoderCorpus, chosen: np.ndarray, *, all_layers: bool = False
+        self,
+        corpus: EncoderCorpus,
+        chosen: np.ndarray,
+        *,
+        all_layers: bool = False,
+        with_states: bool = True,
     ) -> WordReading:
         """Run the model on some units; see `TaggingModel._read`.
 
         Windows run in groups of similar length, which mix the words of several units.
         The results are then put back into the order of the units and their words.
+
+        Args:
+            corpus: The corpus.
+            chosen: Indices of the units.
+            all_layers: Whether to return the states above each layer.
+            with_states: Whether to return the classifier's input; without it, the
+                states have no columns.
         """
         device = self.device
         starts = corpus.encoded.bounds[chosen]
@@ -318,6 +339,8 @@ class TokenClassifier(TaggingModel, SavesItself):
             logits, states, layers = self._run(
                 group.ids, group.mask, at, all_layers=all_layers
             )
+            if not with_states:
+                states = states.new_zeros(len(states), 0)
             results_of_groups.append((logits, states, *layers))
             tokens_of_groups.append(group.token)
             position = group.token - starts[group.sentence]
@@ -407,7 +430,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         logits = np.zeros(shape, np.float32)
         with evaluating(self):
             for chosen in self._batch_by_length(prepared.lengths):
-                reading = self._read_batch(prepared, chosen)
+                reading = self._read_for_tags(prepared, chosen)
                 logits[reading.tokens] = reading.logits.float().cpu().numpy()
         return logits
 
