@@ -75,6 +75,21 @@ def federate(sites, settings, **options):
     return members, distill.train(InProcess(members, **options), settings)
 
 
+def test_bfloat16_only_rounds_the_gradients(sites) -> None:
+    """Parameters stay in float32 and move in almost the same direction."""
+    start = values(build_model(MODEL, config(sites).tags, 3).trainable())
+
+    def move(precision: str) -> torch.Tensor:
+        _, state = federate(sites, config(sites, rounds=1, precision=precision))
+        ends = shared(state)
+        assert all(value.dtype == torch.float32 for value in ends.values())
+        return torch.cat([(ends[name] - start[name]).flatten() for name in ends])
+
+    exact, rounded = move("float32"), move("bfloat16")
+    assert not torch.equal(exact, rounded)
+    assert float(torch.cosine_similarity(exact, rounded, dim=0)) > 0.9
+
+
 def shared(state) -> dict[str, torch.Tensor]:
     return select_prefix("shared.", state.tensors)
 

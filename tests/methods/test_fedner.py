@@ -26,6 +26,7 @@ from fednotes.engines.host import explain_error
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, fedner
 from fednotes.metrics.spans import SpanCounts
+from fednotes.privacy.promise import Privacy
 from fednotes.taggers.tagger import build_tagger
 from fednotes.training import word_rows
 from fednotes.training.sites import unite_tags
@@ -598,6 +599,28 @@ def test_training_stops_when_validation_stops_improving(
         judge(server, true_positives)
         history.append(server.is_converged)
     assert history == stops
+
+
+def test_bfloat16_only_rounds_the_gradients(sites) -> None:
+    """Parameters stay in float32 and move in almost the same direction."""
+    start = fedner.make_initial_parameters(config(sites))
+
+    def move(precision: str) -> torch.Tensor:
+        settings = config(sites, epochs=1, select="last", precision=precision)
+        members, _ = federate(sites, settings)
+        ends = weights(members[0])
+        assert all(value.dtype == torch.float32 for value in ends.values())
+        return torch.cat([(ends[name] - start[name]).flatten() for name in start])
+
+    exact, rounded = move("float32"), move("bfloat16")
+    assert not torch.equal(exact, rounded)
+    assert float(torch.cosine_similarity(exact, rounded, dim=0)) > 0.9
+
+
+@pytest.mark.parametrize("method", [fedner, distill])
+def test_bfloat16_with_differential_privacy_is_refused(method) -> None:
+    with pytest.raises(ConfigError, match=r"precision = \"auto\" .* remove precision"):
+        method.Config(privacy=Privacy(noise=1.0), precision="auto")
 
 
 def test_patience_continues_after_a_restart(sites) -> None:

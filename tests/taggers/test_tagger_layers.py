@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,7 @@ from fednotes.taggers.layers import (
     apply_linear,
     dropout,
     make_character_table,
+    run_bilstm,
 )
 
 LENGTHS = [[1], [5, 5, 5], [3, 9, 1, 4, 9, 2]]
@@ -401,6 +404,52 @@ def test_a_layer_over_parts_equals_one_over_their_concatenation() -> None:
     weight, bias = torch.randn(5, 6, requires_grad=True), torch.randn(5)
     expected = F.linear(torch.cat(parts, 1), weight, bias)
     torch.testing.assert_close(apply_linear(parts, weight, bias), expected)
+
+
+# Half a unit in the last place of bfloat16, which has 8 significant bits.
+BFLOAT16 = 2.0**-8
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: BiLSTM(7, 5, 2), lambda: WordCNN(7, 4, (3, 2))]
+)
+def test_autocast_rounds_products_and_keeps_float32_between_them(
+    make: Callable[[], nn.Module],
+) -> None:
+    """Beside the same layer in float32, with its outputs and gradients."""
+    _, layout, flat = _batch([9, 4, 1], 7)
+    layer = make()
+
+    def run() -> tuple[Tensor, list[Tensor]]:
+        out = layer([flat], layout)
+        return out, list(torch.autograd.grad(out.sum(), list(layer.parameters())))
+
+    exact, exact_gradients = run()
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, gradients = run()
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0, atol=8 * BFLOAT16)
+    for gradient, expected in zip(gradients, exact_gradients, strict=True):
+        assert gradient.dtype == torch.float32
+        error = float((gradient - expected).norm() / expected.norm())
+        assert error < 8 * BFLOAT16
+
+
+def test_the_compiled_recurrence_under_autocast_equals_that_of_torch() -> None:
+    """Only the products with the recurrent weights are rounded."""
+    sizes = (3, 2, 2, 1)
+    torch.manual_seed(4)
+    gates = torch.randn(sum(sizes), 20)
+    across = torch.randn(2, 20, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        ahead, back = run_bilstm(gates, gates, across, sizes)
+        expected = [_run_recurrence(gates, across[d], sizes) for d in range(2)]
+    in_float32, _ = run_bilstm(gates, gates, across, sizes)
+    # A difference in float32 can move a product to the next number of bfloat16.
+    torch.testing.assert_close(ahead, expected[0], rtol=0, atol=2 * BFLOAT16)
+    torch.testing.assert_close(back, expected[1], rtol=0, atol=2 * BFLOAT16)
+    assert not torch.equal(ahead, in_float32)
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.5])

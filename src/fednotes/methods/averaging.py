@@ -75,6 +75,7 @@ from fednotes.training.compression import (
     unpack_total,
 )
 from fednotes.training.local_trainer import LocalTrainer, Optimizer, Step
+from fednotes.training.precision import Precision
 from fednotes.training.server_steps import (
     Aggregation,
     needs_each_update,
@@ -169,7 +170,7 @@ class Averaging(Aggregation):
     decay: Literal["linear", "constant"] = "linear"
     weight_decay: NonNegativeFloat = 0.01
     clip: NonNegativeFloat = 1.0
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    precision: Precision = "float32"
     proximal: NonNegativeFloat = 0.0
     server: server_steps.Kind = "average"
     server_learning_rate: NonNegativeFloat = 0.0

@@ -67,6 +67,11 @@ from fednotes.taggers.model import Losses, ModelConfig
 from fednotes.taggers.saving import build_model, read_model_config
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
+from fednotes.training.precision import (
+    Precision,
+    require_float32,
+    setting_precision,
+)
 from fednotes.training.site_sampling import SiteSampling
 from fednotes.training.sites import (
     Adam,
@@ -123,6 +128,9 @@ class Config(SiteSampling):
             rounds, but let the sites' models drift apart.
         batch_size: Number of sentences in a mini-batch of a site.
         learning_rate: Learning rate of Adam; its moments start at zero in each round.
+        precision: Precision of the matrix products in training; "auto" is "bfloat16"
+            where the processor has instructions for it, else "float32". With
+            differential privacy only "float32" is possible.
         evaluate_every: Number of rounds between two evaluations and checkpoints.
         trace: Whether every evaluation also scores the test data, to plot F1 against
             bytes or seconds. These scores are not used to choose a model.
@@ -146,6 +154,7 @@ class Config(SiteSampling):
     local_epochs: Epochs = 1
     batch_size: PositiveInt = 8
     learning_rate: PositiveFloat = 3e-5
+    precision: Precision = "float32"
     evaluate_every: PositiveInt = 1
     trace: bool = False
     select: Literal["last", "best"] = "last"
@@ -167,6 +176,8 @@ class Config(SiteSampling):
                 f'{self.model.kind!r} does not: set kind = "tagger", "encoder-tagger" '
                 'or "token-classifier"'
             )
+        if self.privacy:
+            require_float32(self.precision)
         if (
             self.unannotated in ("soft", "marginal")
             and not self.model.trains_on_posteriors
@@ -631,9 +642,10 @@ class Site(MentionSite):
             seed = self.draws.seed_of("dropout", self.id, round, step)
             seed_torch(seed, self.model.device)
             self.model.train()
-            loss, source, target = self._compute_objective(
-                corpus, indices, weights, treatment, round
-            )
+            with setting_precision(self.config.precision, self.model.device):
+                loss, source, target = self._compute_objective(
+                    corpus, indices, weights, treatment, round
+                )
             value = require_finite_loss(loss, self.id, f"in round {round}")
             loss.backward()
             adam.step()

@@ -69,6 +69,11 @@ from fednotes.taggers.tagger import (
     read_tagger_config,
 )
 from fednotes.training import word_rows
+from fednotes.training.precision import (
+    Precision,
+    require_float32,
+    setting_precision,
+)
 from fednotes.training.server_steps import (
     Aggregation,
     fill_in_sites,
@@ -114,6 +119,9 @@ class Config(Aggregation):
             quarter of an equal share. Raise it to hide single sentences of a small site
             better.
         learning_rate: α of Adam, at the server and at the sites.
+        precision: Precision of the matrix products in training; "auto" is "bfloat16"
+            where the processor has instructions for it, else "float32". With
+            differential privacy only "float32" is possible.
         epochs: Maximum number of passes over the training data.
         rounds: Maximum number of rounds, regardless of `epochs`; 0 disables the limit.
         evaluate_every: Number of epochs (with exchange = "weights": of rounds) between
@@ -138,6 +146,7 @@ class Config(Aggregation):
     batch_size: PositiveInt = 64
     least_share: NonNegativeInt = 0
     learning_rate: PositiveFloat = 1e-3
+    precision: Precision = "float32"
     epochs: PositiveInt = 30
     rounds: NonNegativeInt = 0
     evaluate_every: PositiveInt = 1
@@ -161,6 +170,8 @@ class Config(Aggregation):
                     f"private = {list(self.private)}: no layer is called {name!r}; "
                     f"from bottom to top they are {', '.join(LAYERS)}"
                 )
+        if self.privacy:
+            require_float32(self.precision)
 
 
 def train(federation: Federation, config: Config) -> State:
@@ -467,7 +478,8 @@ class Site(MentionSite):
         seed = self.draws.seed_of("dropout", self.id, self.steps)
         seed_torch(seed, self.model.device)
         self.model.train()
-        loss = self.model.loss(self.train_set, batch)  # L^i
+        with setting_precision(self.config.precision, self.model.device):
+            loss = self.model.loss(self.train_set, batch)  # L^i
         remedy = "lower learning_rate, or check the word vectors and features for NaN"
         value = require_finite_loss(
             loss, self.id, f"at mini-batch {self.steps}", remedy

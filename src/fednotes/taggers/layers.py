@@ -230,6 +230,8 @@ def apply_linear(
 ) -> Tensor:
     """Return concat(parts) @ weightᵀ + bias, without a gradient for frozen parts.
 
+    The result has the dtype of the weight, also under autocast.
+
     Args:
         parts: (tokens, d_1), (tokens, d_2), ….
         weight: (outputs, Σ d).
@@ -239,7 +241,7 @@ def apply_linear(
     out = F.linear(parts[0], columns[0], bias)
     for part, column in zip(parts[1:], columns[1:], strict=True):
         out = torch.addmm(out, part, column.T)
-    return out
+    return out.to(weight.dtype)
 
 
 class Characters(nn.Module):
@@ -270,7 +272,7 @@ class Characters(nn.Module):
         """
         width, filters, dim = self.weight.shape
         if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32:
-            table = F.linear(self.embedding, self.weight.reshape(-1, dim))
+            table = apply_linear([self.embedding], self.weight.reshape(-1, dim))
             table = table.view(INVENTORY, width, filters)
             # (words, filters)
             pooled = cast(Tensor, _CharMax.apply(table, characters, lengths))
@@ -421,7 +423,7 @@ class WordCNN(nn.Module):
             read = cast(Tensor, _Neighbours.apply(x, *near))
             # (pieces · filters, width · d)
             weight = getattr(self, f"weight_{width}").transpose(0, 1).flatten(1)
-            y = F.linear(read, weight, getattr(self, f"bias_{width}"))
+            y = apply_linear([read], weight, getattr(self, f"bias_{width}"))
             outputs.append(reduce(torch.maximum, y.chunk(self.pieces, dim=1)))
         return cast(Tensor, self.norm(torch.cat(outputs, dim=1)))
 
@@ -538,12 +540,12 @@ class ContextMix(nn.Module):
         """Return (tokens, project or dim) of features (tokens, layers, dim)."""
         if features.shape[1] > 1:
             weights = torch.softmax(self.mix, 0) * self.gamma
-            mixed = torch.einsum("l,tld->td", weights, features)
+            mixed = torch.einsum("l,tld->td", weights, features).to(weights.dtype)
         else:
             mixed = features[:, 0]
         if not self.has_projection:
             return mixed
-        return F.linear(mixed, self.project, self.bias)
+        return apply_linear([mixed], self.project, self.bias)
 
 
 class CrfOutput(nn.Module):
@@ -658,7 +660,10 @@ def _run_recurrence(gates: Tensor, across: Tensor, sizes: Sequence[int]) -> Tens
 
 
 class _Recurrence(torch.autograd.Function):
-    """The recurrence on a CPU in float32, with its analytic gradient."""
+    """The recurrence on a CPU in float32, with its analytic gradient.
+
+    Under autocast, its matrix products have autocast's precision.
+    """
 
     @staticmethod
     def forward(
@@ -678,6 +683,7 @@ class _Recurrence(torch.autograd.Function):
         hidden = [torch.empty(tokens, units) for _ in range(2)]
         activated_arrays = [act.numpy() for act in activated]
         cell_arrays = [cell.numpy() for cell in cells]
+        recurrent = across.to(_find_product_dtype(across))
         start = 0
         previous_start = 0
         for step, size in enumerate(sizes):
@@ -689,7 +695,7 @@ class _Recurrence(torch.autograd.Function):
                     act.copy_(gates[:end])
                 else:
                     previous = h[previous_start : previous_start + size]
-                    torch.addmm(gates[start:end], previous, across[d].T, out=act)
+                    _add_product(gates[start:end], previous, recurrent[d].T, out=act)
                 act[:, : 2 * units].sigmoid_()
                 act[:, 2 * units : 3 * units].tanh_()
                 act[:, 3 * units :].sigmoid_()
@@ -706,20 +712,20 @@ class _Recurrence(torch.autograd.Function):
                 torch.mul(act[:, 3 * units :], tanhs[d, start:end], out=h[start:end])
             previous_start = start
             start = end
-        ctx.save_for_backward(across, *activated, cells, tanhs, *hidden)
+        ctx.save_for_backward(recurrent, *activated, cells, tanhs, *hidden)
         ctx.sizes = sizes
         return hidden[0], hidden[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Return the gradients of ahead, back and across."""
-        across, act0, act1, cells, tanhs, hidden0, hidden1 = ctx.saved_tensors
+        recurrent, act0, act1, cells, tanhs, hidden0, hidden1 = ctx.saved_tensors
         sizes: tuple[int, ...] = ctx.sizes
         tokens, units = hidden0.shape
         outputs = [torch.empty_like(act0), torch.empty_like(act1)]
         for d, (act, grad) in enumerate(zip((act0, act1), grads, strict=True)):
             out = outputs[d]
-            weights = across[d].contiguous()
+            weights = recurrent[d].contiguous()
             flowing = torch.zeros(sizes[0], units)  # ∂L/∂h from the next step
             arrays = (
                 act.numpy(),
@@ -737,15 +743,41 @@ class _Recurrence(torch.autograd.Function):
                 previous_start_or_none = start - sizes[step - 1] if step else -1
                 _compute_gate_gradients(*arrays, start, size, previous_start_or_none)
                 if step:
-                    torch.mm(out[start : start + size], weights, out=flowing[:size])
+                    _multiply(out[start : start + size], weights, flowing[:size])
 
         previous = _find_previous_rows(sizes)
         first = sizes[0]
         weight_gradients = [
-            out[first:].T @ hidden.index_select(0, previous)
+            _multiply(
+                out[first:].T,
+                hidden.index_select(0, previous).to(recurrent.dtype),
+                torch.empty(4 * units, units),
+            )
             for out, hidden in zip(outputs, (hidden0, hidden1), strict=True)
         ]
         return outputs[0], outputs[1], torch.stack(weight_gradients), None
+
+
+def _find_product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of products with x on a CPU: that of autocast, or its own."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    return x.dtype
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """Set out to a @ b, computed in the dtype of b; return it."""
+    if a.dtype == b.dtype:
+        return torch.mm(a, b, out=out)
+    return out.copy_(a.to(b.dtype) @ b)
+
+
+def _add_product(c: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Set out to c + a @ b, where the product is computed in the dtype of b."""
+    if a.dtype == b.dtype:
+        torch.addmm(c, a, b, out=out)
+    else:
+        torch.add(c, a.to(b.dtype) @ b, out=out)
 
 
 def _find_previous_rows(sizes: Sequence[int]) -> Tensor:

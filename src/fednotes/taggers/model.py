@@ -672,8 +672,13 @@ class CrfReading:
         return append_zero_row(values)[self.feature_rows]
 
     def compute_emissions(self) -> Tensor:
-        """Return the unnormalised scores of the tags, (batch, steps, tags)."""
-        return self._pad(self.output.project(self.features))
+        """Return the unnormalised scores of the tags, (batch, steps, tags).
+
+        They are not rounded to the precision of autocast, because a CRF adds them up.
+        """
+        project = self.output.project
+        with torch.autocast(self.features.device.type, enabled=False):
+            return self._pad(project(self.features.to(project.weight.dtype)))
 
     def find_best_tags(self) -> np.ndarray:
         """Return the predicted tags; see `Reading.find_best_tags`."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from fednotes.core.seeds import Draws
 from fednotes.core.tensors import seed_torch
 from fednotes.core.update import Tensors
+from fednotes.training.precision import Precision, setting_precision
 from fednotes.training.row_adam import RowAdam
 from fednotes.training.sites import Adam, require_finite_loss
 
@@ -53,7 +54,7 @@ class LocalSettings(Protocol):
         """Largest norm of a step's gradient; 0 does not clip."""
 
     @property
-    def precision(self) -> Literal["float32", "bfloat16", "auto"]:
+    def precision(self) -> Precision:
         """Precision of matrix products."""
 
     @property
@@ -176,11 +177,7 @@ class LocalTrainer:
 
     def setting_precision(self) -> AbstractContextManager[None]:
         """Return a context that sets the job's precision for matrix products."""
-        wanted = self._settings.precision
-        is_lower = wanted == "bfloat16" or (
-            wanted == "auto" and has_bfloat16(self._device)
-        )
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=is_lower)
+        return setting_precision(self._settings.precision, self._device)
 
     def compute_learning_rate(self, planned: int) -> float:
         """Return the rate of the next step: a linear rise, then a linear fall to zero.
@@ -226,14 +223,3 @@ def _make_adamw(
         settings.weight_decay,
         dict.fromkeys(ADAPTERS, factor),
     )
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """Return whether bfloat16 matrix products run natively, not emulated."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    get_capabilities = getattr(torch.cpu, "get_capabilities", None)  # not in torch 2.6
-    if get_capabilities is None:
-        return False
-    capabilities = get_capabilities()
-    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))

@@ -1,0 +1,50 @@
+"""The precision of matrix products in training.
+
+Parameters, optimizers and sums stay in float32; with "bfloat16", the operands of matrix
+products are rounded to bfloat16 (8 significant bits).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+
+from fednotes.core.errors import ConfigError
+
+# "auto" is "bfloat16" where the processor has instructions for it, else "float32".
+Precision = Literal["float32", "bfloat16", "auto"]
+
+
+def setting_precision(
+    precision: Precision, device: torch.device
+) -> AbstractContextManager[None]:
+    """Return a context that sets the precision of matrix products."""
+    is_lower = precision == "bfloat16" or (precision == "auto" and has_bfloat16(device))
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_lower)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether bfloat16 matrix products run natively, not emulated."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    get_capabilities = getattr(torch.cpu, "get_capabilities", None)  # not in torch 2.6
+    if get_capabilities is None:
+        return False
+    capabilities = get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
+def require_float32(precision: Precision) -> None:
+    """Check that a run with differential privacy has no lower precision.
+
+    Raises:
+        ConfigError: It has: gradients of single units are computed in float32.
+    """
+    if precision != "float32":
+        raise ConfigError(
+            f'precision = "{precision}" does not work with [privacy], which computes '
+            "the gradients of single units in float32: remove precision, or set it to "
+            '"float32"'
+        )
