@@ -282,7 +282,8 @@ def test_a_huge_value_of_a_model_does_not_hide_the_remedy(
     (copy / "tagger.json").write_text(json.dumps(description))
     line = refused("predict", copy, "--text", TEXT)
     assert "tagger.json: model: unknown kind 'xxx" in line
-    assert line.rstrip().endswith("token-classifier")
+    assert "; known: " in line
+    assert "token-classifier" in line
     assert len(line) < 5000
 
 
