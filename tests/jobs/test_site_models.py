@@ -143,6 +143,18 @@ def test_sites_need_the_same_public_notes(folder: Path) -> None:
         prepare(make_job(folder, {"public": ""}))
 
 
+def test_simulated_sites_have_the_public_notes_and_no_own_models(folder: Path) -> None:
+    silos = {"number": 2}
+    sites, config, _ = prepare(make_job(folder, silos=silos))
+    assert [site.id for site in sites.data] == ["silo1", "silo2"]
+    assert len({site.public.digest for site in sites.data}) == 1
+    assert config.public_words == 30
+    with pytest.raises(
+        ConfigError, match=r"\[sites.south\]: \[silos\] deals the notes"
+    ):
+        make_job(folder, OWN, silos=silos)
+
+
 def test_other_methods_do_not_read_public_notes(folder: Path) -> None:
     job = make_job(folder, {"public": "missing.jsonl"}, method="fedner", training={})
     sites, _, _ = prepare(job)

@@ -546,6 +546,12 @@ class _TableReader:
                 f"{self.top.method!r} all sites train the same model in the same way: "
                 f'leave it out and set [{table}], or set method = "fedmd"'
             )
+        if "silos" in self.table:
+            raise ConfigError(
+                f"{self.where} [sites.{name}]: [silos] deals the notes of all tables "
+                "out to other sites, so no table can have its own model or training: "
+                "leave these out, or leave out [silos]"
+            )
         for key in training:
             if key not in able:
                 raise ConfigError(

@@ -827,6 +827,7 @@ CORPORA = {
     "finetune": "",
     "pretrain": "",
     "personal": "",
+    "fedmd": "",
 }
 
 
