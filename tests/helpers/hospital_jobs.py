@@ -54,6 +54,27 @@ weighting = true
 SHORT = DISTILL.replace("rounds = 3", "rounds = 2")
 SECURE = SHORT.replace("[federation]", "[federation]\nsecure_sum = true")
 QUICK = SHORT.replace("weighting = true", "weighting = false").replace("= 20", "= 0.1")
+FEDMD = f"""
+method = "fedmd"
+seed = 3
+{FEDERATION.replace("[federation]", "[federation]" + chr(10) + "secure_sum = true")}
+[training]
+rounds = 1
+first_epochs = 1
+local_epochs = 1
+public_sentences = 20
+{SMALL}
+{SITES}
+[sites.reports.model]
+tagger = "cnn-clstm-crf"
+hashed_words = 48
+char_dim = 3
+char_filters = 5
+cnn_filters = 6
+lstm_units = 4
+[sites.reports.training]
+learning_rate = 1e-2
+"""
 FINETUNE = f"""
 method = "finetune"
 seed = 3

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from applications import needs_app
-from hospital_jobs import DISTILL, FEDNER, FINETUNE, NAMES, corpus
+from hospital_jobs import DISTILL, FEDMD, FEDNER, FINETUNE, NAMES, corpus
 from hospitals import OPEN, Hospitals, simulated, simulated_one, weights
 from tiny_models import save_bert
 
@@ -45,6 +45,26 @@ def test_weights_equal_those_of_a_simulation(job: str, tmp_path: Path) -> None:
     assert {
         n: conditions["federated"] for n, conditions in summary["sites"].items()
     } == {n: conditions["federated"] for n, conditions in shared.items()}
+
+
+def test_different_models_equal_those_of_a_simulation(tmp_path: Path) -> None:
+    """One site's model is named by the job, another one's by the site's own file; both
+    stay where they are, and the secure sum adds the predictions."""
+    data = corpus(tmp_path / "notes")
+    public = data["posts"]["valid"]
+    data = {name: {**table, "public": public} for name, table in data.items()}
+    own = {"tagger": "cnn-crf", "hashed_words": 32, "char_dim": 4, "char_filters": 6}
+    with_own = {**data, "posts": {**data["posts"], "model": own}}
+    expected = simulated(FEDMD, with_own, tmp_path / "sim")
+    dotted = {f"model.{key}": value for key, value in own.items()}
+    in_files = {**data, "posts": {**data["posts"], **dotted}}
+    hospitals = Hospitals(tmp_path, FEDMD, in_files)
+    hospitals.run()
+    assert len({frozenset(each) for each in expected.values()}) > 1  # their parameters
+    for name in data:
+        assert weights(hospitals.results(name) / "model") == expected[name]
+        assert (hospitals.results(name) / "sent" / "round-1.tsv").is_file()
+    assert not (hospitals.server / "model").exists()
 
 
 @pytest.fixture(scope="module")
