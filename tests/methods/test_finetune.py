@@ -395,6 +395,7 @@ def scorer_config(bert: Path, sites: Sequence[SiteData], **changes: Any) -> Conf
         encoder=str(bert),
         descriptions={"drug": "aspirin and ibuprofen"},
         width=16,
+        threshold=0.5,
         dropout=0.0,
     )
     return replace(config(bert, sites, **changes), model=model)

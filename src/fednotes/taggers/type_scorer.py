@@ -96,7 +96,9 @@ class TypeScorerConfig(ModelConfig):
         positive_weight: Weight of words in mentions in the loss, where other words have
             1. Raise it if too few mentions are found.
         threshold: Probability above which a word starts, continues or ends a mention.
-            Lower it if too few mentions are found.
+            It is low because few words do, and because the mean over sites of which
+            one annotates a type has low probabilities for it. Raise it if too many
+            mentions are wrong.
         dropout: Dropout rate of the words' vectors.
         max_tokens: Maximum number of tokens in a sentence; longer sentences are cut
             between entities. A sentence longer than the encoder's positions is read in
@@ -113,7 +115,7 @@ class TypeScorerConfig(ModelConfig):
     alpha: PositiveFloat = 16.0
     width: PositiveInt = 128
     positive_weight: PositiveFloat = 1.0
-    threshold: OpenFraction = 0.5
+    threshold: OpenFraction = 0.01
     dropout: FractionBelowOne = 0.2
     max_tokens: PositiveInt = 256
 
