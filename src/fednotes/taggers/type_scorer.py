@@ -96,9 +96,8 @@ class TypeScorerConfig(ModelConfig):
         positive_weight: Weight of words in mentions in the loss, where other words have
             1. Raise it if too few mentions are found.
         threshold: Probability above which a word starts, continues or ends a mention.
-            It is low because few words do, and because the mean over sites of which
-            one annotates a type has low probabilities for it. Raise it if too many
-            mentions are wrong.
+            The default suits models that were trained on few mentions of a type, which
+            are too cautious. Raise it if too many mentions are wrong.
         dropout: Dropout rate of the words' vectors.
         max_tokens: Maximum number of tokens in a sentence; longer sentences are cut
             between entities. A sentence longer than the encoder's positions is read in
