@@ -54,6 +54,8 @@ PLACE_KEYS = frozenset(
         "tables",
     }
 )
+# Keys of [sites.NAME] that say what a site trains, and nothing of its notes.
+OWN_TABLES = ("model", "training")
 # Keys of a job file that only a simulation uses, and that real sites do not receive.
 _NOT_DECLARED = frozenset({"conditions", "left_out"})
 # Tables of a job file that only a simulation supports, with the reasons.

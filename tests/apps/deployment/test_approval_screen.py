@@ -525,6 +525,12 @@ def test_one_site_more_than_in_an_earlier_job_causes_a_warning(kit: Path) -> Non
     )
 
 
+def test_another_model_of_the_site_is_not_taken_for_other_notes(kit: Path) -> None:
+    own = notes_job(SITES, model={"tagger": "hash-cnn"}, training={"clip": 2.0})
+    comparison = screen(kit, own, notes_job(SITES))
+    assert "the same sites, the same notes here" in comparison
+
+
 def test_a_difference_of_as_many_sites_as_a_sum_needs_causes_no_warning(
     kit: Path,
 ) -> None:

@@ -28,7 +28,6 @@ from fednotes.apps.deployment.rules.policy import check_audit, check_count_step
 from fednotes.apps.deployment.site import create_guard
 from fednotes.apps.deployment.site_agreement import can_round_counts
 from fednotes.apps.deployment.site_file import (
-    OWN_TABLES,
     SITE_FILE,
     read_kit_site_file,
     read_policy,
@@ -42,7 +41,11 @@ from fednotes.core.store import create_private_folder, write_json
 from fednotes.core.tables import compare_tables, fingerprint_table
 from fednotes.engines.launch import Setup
 from fednotes.jobs.audit_result import AUDIT, Audit, read_audit
-from fednotes.jobs.declaration import make_table_to_approve, parse_declared
+from fednotes.jobs.declaration import (
+    OWN_TABLES,
+    make_table_to_approve,
+    parse_declared,
+)
 
 
 class JobLine(NamedTuple):

@@ -40,6 +40,7 @@ from fednotes.core.settings import (
 from fednotes.core.store import write_text
 from fednotes.jobs import kinds
 from fednotes.jobs.declaration import (
+    OWN_TABLES,
     drop_places,
     load_declared,
     parse_declared,
@@ -50,7 +51,6 @@ from fednotes.jobs.job_file import load_table, parse_job
 from fednotes.jobs.local_files import list_file_keys_by_table, list_tables_with_files
 
 SITE_FILE = "site.toml"  # in a kit
-OWN_TABLES = ("model", "training")  # of [data], for methods with different models
 # Names that are not files; options may follow "minilm" (`encoders/features.py`).
 _BUILT_IN = re.compile(r"|none|learn|synthetic|minilm(#[a-z]+(=[0-9]+)?)*", re.ASCII)
 

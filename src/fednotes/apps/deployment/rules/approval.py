@@ -50,6 +50,7 @@ from fednotes.core.tables import (
     copy_json_value,
     fingerprint_table,
 )
+from fednotes.jobs.declaration import OWN_TABLES
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, join_parts, need_cryptography
 
 if TYPE_CHECKING:
@@ -617,7 +618,8 @@ def compare_notes(earlier: Table, later: Table, site: str) -> NotesDifference:
 def _select_settings(table: Table, site: str) -> dict[str, Any]:
     """Return the settings of a job that determine which notes of a site it uses.
 
-    These are the site's table, and the seed for splitting and subsampling notes.
+    These are the site's table, without the model that it trains, and the seed for
+    splitting and subsampling notes.
     """
     job = table.get("job")
     if not isinstance(job, Mapping):
@@ -626,4 +628,6 @@ def _select_settings(table: Table, site: str) -> dict[str, Any]:
     if not isinstance(site_tables, Mapping):
         site_tables = {}
     site_table = site_tables.get(site) or {}
+    if isinstance(site_table, Mapping):
+        site_table = {k: v for k, v in site_table.items() if k not in OWN_TABLES}
     return {"sites": {site: site_table}, "seed": job.get("seed", 0)}
