@@ -16,7 +16,7 @@ mentions are read from them.
 
 Why this suits sites with different entity types: the loss is taken over the types that
 a site annotates, so silence about a type costs nothing; sites need no rows in common,
-and a type that joins later starts from its text instead of from random numbers.
+and what one type teaches about the starts and ends of mentions serves all types.
 
 The encoder is frozen and shared by all models of a process (`Backbone`); LoRA adapters
 in all its layers' linear maps, U, c, V and b are trained and sent.
