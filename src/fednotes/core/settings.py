@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from fednotes.core.errors import ConfigError, ParameterError, suggest_name
 from fednotes.core.parsing import open_regular
+from fednotes.core.tables import INTEGER_LIMIT
 
 if TYPE_CHECKING:
     # For type checkers a checked class is a dataclass, so that `replace` and `fields`
@@ -218,7 +219,8 @@ def _make_schema(cls: type, source: Any, handler: Any) -> Any:
 def _make_scalars_strict(schema: Any) -> Any:
     """Make text, numbers and booleans in a schema strict, in place; return it.
 
-    A strict value is not converted: "3" is no number, and 1 is not true.
+    A strict value is not converted: "3" is no number, and 1 is not true. Whole numbers
+    must have at most 64 bits, as in TOML, so that they can be divided and multiplied.
     """
     if isinstance(schema, list):
         for part in schema:
@@ -229,6 +231,9 @@ def _make_scalars_strict(schema: Any) -> Any:
                 _make_scalars_strict(part)
         if schema.get("type") in ("str", "int", "float", "bool"):
             schema["strict"] = True
+        if schema.get("type") == "int":
+            schema.setdefault("ge", -INTEGER_LIMIT)
+            schema.setdefault("le", INTEGER_LIMIT - 1)
     return schema
 
 
@@ -304,12 +309,17 @@ def _describe_error(
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         prefix = make_place_prefix(where)
-        return f"{prefix}{assignment}: expected {words} {limits[name]:,.10g}"
+        return f"{prefix}{assignment}: expected {words} {_format_limit(limits[name])}"
     if kind == "literal_error":
         expected = f"expected one of {limits['expected'].replace(' or ', ', ')}"
     else:
         expected = _EXPECTED.get(kind.removesuffix("_type"), first["msg"])
     return f"{where} {assignment}: {expected}".lstrip()
+
+
+def _format_limit(limit: float) -> str:
+    """Return a bound of a number as text."""
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:,.10g}"
 
 
 def make_place_prefix(*names: str) -> str:

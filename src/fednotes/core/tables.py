@@ -22,7 +22,7 @@ _MAX_DEPTH = 32  # of tables within tables
 # Characters of a dotted key. Each value is shown with its dotted key, so one long key
 # above many values would take memory that grows with the square of the job's size.
 _MAX_KEY = 1000
-_INTEGER_LIMIT = 2**63  # TOML's integers have 64 bits
+INTEGER_LIMIT = 2**63  # TOML's integers have 64 bits
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -115,7 +115,7 @@ def copy_json_value(value: Any, depth: int = 0, where: str = "") -> Any:
 def _is_scalar(value: Any) -> bool:
     """Return whether a value is null, a boolean, text or a valid JSON number."""
     if type(value) is int:
-        return -_INTEGER_LIMIT <= value < _INTEGER_LIMIT
+        return -INTEGER_LIMIT <= value < INTEGER_LIMIT
     if type(value) is float:
         return math.isfinite(value)
     return value is None or type(value) is bool or _is_text(value)
