@@ -441,6 +441,28 @@ def test_private_type_scorers_have_the_types_of_their_sites(bert: Path) -> None:
     assert a.private.keys() == b.private.keys()
 
 
+@pytest.mark.parametrize("unannotated", ["soft", "marginal"])
+def test_a_type_scorer_is_distilled(bert: Path, unannotated: Any) -> None:
+    """Its targets for other types are the global model's probabilities, or none."""
+    sites = scorer_sites()
+    settings = distill.METHOD.configure(
+        distill.Config(
+            model=scorer_config(bert, sites).model,
+            unannotated=unannotated,
+            weighting=False,
+            rounds=20,
+            learning_rate=0.01,
+            seed=3,
+        ),
+        sites,
+    )
+    members = [distill.Site(site, settings) for site in sites]
+    distill.train(InProcess(members), settings)
+    for member in members:
+        assert member.scores["strict"]["f1"] > 0.9
+        assert member.scores["by_type"].keys() == {"drug", "finding"}
+
+
 def test_a_type_scorer_is_trained_with_differential_privacy(bert: Path) -> None:
     """The clipped gradient of a document has length C, by NumPy, and is that of the
     document alone."""
