@@ -522,8 +522,7 @@ def _read_table(path: Path) -> Iterator[TermEntry]:
     entries = _read_entries(_skip_header(rows) if has_header else rows, columns)
 
     kind = "row of a dictionary table, with two columns, id and term"
-    for concept, term in _select_usable_rows(path, kind, entries, is_usable=_is_entry):
-        yield TermEntry(concept.strip(), clean_term(term))
+    yield from _select_usable_rows(path, kind, entries, is_usable=all)
 
 
 def _skip_header(
@@ -572,17 +571,13 @@ def _read_entries(
         if isinstance(row, Damaged):
             yield row.line, None
         else:
-            yield row.line, TermEntry(row.cells[columns.id], row.cells[columns.term])
+            concept = row.cells[columns.id].strip()
+            yield row.line, TermEntry(concept, clean_term(row.cells[columns.term]))
 
 
 def _find_column(header: Sequence[str], names: Collection[str]) -> int | None:
     """Return the first column with one of these names; None if there is none."""
     return next((at for at, name in enumerate(header) if name in names), None)
-
-
-def _is_entry(entry: TermEntry) -> bool:
-    """Return whether a row has an id and a term."""
-    return bool(entry.concept.strip() and clean_term(entry.term))
 
 
 # ---- formats -------------------------------------------------------------------------
@@ -602,14 +597,18 @@ _READERS: Final = {
 }
 
 _MAX_CLEANED = 4000  # characters of a term; no note contains a longer one
+# An ending is searched for only from where a run of blanks or commas begins. If it were
+# searched for from each character of the run, the time would grow with the square of
+# the run's length.
 _TAG = re.compile(
-    r"\s*\((?:disorder|finding|procedure|situation|event|observable entity|"
+    r"(?<!\s)\s*\((?:disorder|finding|procedure|situation|event|observable entity|"
     r"body structure|morphologic abnormality|morphology|qualifier value|substance|"
     r"product|medicinal product|organism|regime/therapy|physical object|"
     r"context-dependent category|cell|function)\)\s*$"
 )
-_AFFIX = re.compile(
-    r"^\[[A-Z]{1,3}\]\s*|[\s,]+NOS$|[\s,]*\(NOS\)$|\s*\[NOS\]$", re.IGNORECASE
+_PREFIX = re.compile(r"\[[A-Z]{1,3}\]\s*", re.IGNORECASE)
+_SUFFIX = re.compile(
+    r"(?<![\s,])(?:[\s,]+NOS|[\s,]*\(NOS\))$|(?<!\s)\s*\[NOS\]$", re.IGNORECASE
 )
 
 
@@ -623,7 +622,10 @@ def clean_term(term: str) -> str:
     if len(term) > _MAX_CLEANED:
         return term
     while True:
-        shorter = _AFFIX.sub("", _TAG.sub("", term)).strip(" ,")
+        untagged = _TAG.sub("", term)
+        prefix = _PREFIX.match(untagged)
+        shorter = untagged[prefix.end() :] if prefix else untagged
+        shorter = _SUFFIX.sub("", shorter).strip(" ,")
         if shorter == term or not shorter:
             return term
         term = shorter
