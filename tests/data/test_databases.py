@@ -14,6 +14,7 @@ import pytest
 from note_databases import NOTE_COLUMNS, NOTE_DDL, fill_sqlite, note_row
 from postgres import PASSWORD, Postgres
 
+from fednotes.core import bounds
 from fednotes.core.databases import DatabaseAddress, is_address
 from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra
 from fednotes.data.formats.problems import Problems
@@ -116,6 +117,30 @@ def test_a_relative_sqlite_path_of_a_job_is_below_its_folder(tmp_path: Path) -> 
     assert located.resolve_from(Path("/other")) == located
     relative = DatabaseAddress("sqlite:///notes.db").relative_to(Path("jobs"))
     assert relative.text == "sqlite:///../notes.db"
+
+
+@pytest.mark.parametrize(
+    ("rows", "text", "message"),
+    [
+        (2, f"hex(zeroblob({bounds.LINE // 2 + 1}))", "longer than any note"),
+        (10**12, "'rash'", "computes far more than the file holds"),
+    ],
+)
+def test_a_view_that_takes_the_memory_or_the_disk_is_refused(
+    tmp_path: Path, rows: int, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would sort the rows of an endless view until the disk is full."""
+    monkeypatch.setattr("fednotes.core.databases._MIN_STEPS", 10**7)
+    with closing(sqlite3.connect(tmp_path / "notes.db")) as connection, connection:
+        connection.execute(
+            "CREATE VIEW note AS WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT "
+            f"i + 1 FROM n WHERE i < {rows}) SELECT i AS note_id, 7 AS person_id, "
+            f"'2021-03-04' AS note_date, {text} AS note_text FROM n"
+        )
+    database = NoteDatabase(f"sqlite:///{tmp_path}/notes.db")
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_notes(database))
+    assert "\n" not in str(caught.value)
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:

@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 
+from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, DataError, needs
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from sqlalchemy import Connection, Engine
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -45,6 +48,12 @@ _EXAMPLES = (
 _PASSWORD = re.compile(r"(:/{1,2}[^\s/:@]*:)\S+@")
 _RELATIVE_FILE = re.compile(r"(?i)sqlite(?:\+pysqlite)?:///(?!/)")
 _CONNECT_SECONDS = 30
+# Steps of SQLite's machine between two checks of how many it has taken.
+_STEPS_BETWEEN_CHECKS = 1_000_000
+# The steps that reading a SQLite file may take: a billion take about half a minute, and
+# a table takes a few for each of its bytes.
+_MIN_STEPS = 10**9
+_STEPS_PER_BYTE = 1000
 _READ_ONLY_SESSION = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
 
 
@@ -194,6 +203,18 @@ _CAUSES = (
     ),
     _Cause(
         "",
+        "interrupted",
+        "a view or the query computes far more than the file holds",
+        "name a table instead of a view, or simplify the query",
+    ),
+    _Cause(
+        "",
+        "string or blob too big",
+        "a value is longer than any note",
+        "leave such rows out in a query",
+    ),
+    _Cause(
+        "",
         "not a database|malformed",
         "the file is not a SQLite database",
         "check the path of the database's file",
@@ -329,7 +350,12 @@ class DatabaseAddress:
 
             def open_file() -> sqlite3.Connection:
                 """Open the SQLite file."""
-                return sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True)
+                connection = sqlite3.connect(
+                    f"file:{quote(path)}?mode={mode}", uri=True
+                )
+                if not writes:
+                    _limit_computation(connection, os.path.getsize(path))
+                return connection
 
             return sa.create_engine(
                 "sqlite://",
@@ -417,6 +443,30 @@ class DatabaseAddress:
             return self
         path = os.path.relpath(self.text[prefix.end() :], folder)
         return DatabaseAddress(f"{prefix[0]}{path}")
+
+
+def _limit_computation(connection: sqlite3.Connection, file_bytes: int) -> None:
+    """Limit the memory and the time that the views of a SQLite file can take.
+
+    A file of a few kilobytes may have a view of texts of a gigabyte, or of endlessly
+    many rows, which SQLite would sort into temporary files until the disk is full.
+
+    Args:
+        connection: A connection that only reads.
+        file_bytes: Size of the file.
+    """
+    import sqlite3
+
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, bounds.LINE)
+    steps_left = max(_MIN_STEPS, _STEPS_PER_BYTE * file_bytes)
+
+    def is_too_much() -> bool:
+        """Count the steps since the last call, and return whether to stop."""
+        nonlocal steps_left
+        steps_left -= _STEPS_BETWEEN_CHECKS
+        return steps_left < 0
+
+    connection.set_progress_handler(is_too_much, _STEPS_BETWEEN_CHECKS)
 
 
 def hide_passwords(text: str) -> str:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 # Where notes are. Its `str()` names it in messages.
 NotePlace: TypeAlias = "Path | NoteDatabase"
-BATCH = 256  # rows that are in memory at a time
+# Rows of PostgreSQL that are in memory at a time. SQLite's rows come one by one, which
+# costs no exchange with a server: views make rows of up to `bounds.LINE` of nothing.
+BATCH = 256
 DEFAULT_TABLE = "note"  # the table of notes in OMOP's common data model
 _TABLE = re.compile(r"(?:[A-Za-z_][\w$]*\.)?[A-Za-z_][\w$]*")
 
@@ -107,7 +109,8 @@ class NoteDatabase:
     def read_notes(self, settings: ReadSettings) -> Iterator[Note | None]:
         """Yield the notes in the order of their ids; None for those marked as errors.
 
-        Rows come in batches from a cursor of the server, so memory is bounded.
+        Rows come in batches from a cursor of the server, or one by one from SQLite, so
+        memory is bounded.
 
         Args:
             settings: How notes are read.
@@ -192,7 +195,8 @@ def _execute(connection: Connection, statement: str) -> CursorResult[Any]:
 
     A cursor of the server takes one SELECT only, and its rows are read in batches.
     """
-    options = {"no_parameters": True, "stream_results": True, "yield_per": BATCH}
+    batch = 1 if connection.dialect.name == "sqlite" else BATCH
+    options = {"no_parameters": True, "stream_results": True, "yield_per": batch}
     return connection.exec_driver_sql(statement, execution_options=options)
 
 
