@@ -73,7 +73,10 @@ def test_a_model_named_by_a_configuration_is_not_fetched(
     assert constants.HF_HUB_OFFLINE is False
 
 
-def test_a_million_small_layers_are_not_built(hostile: Path) -> None:
+def test_a_million_small_layers_are_not_built(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained, "MAX_LAYERS", 10**6)
     change_json(
         hostile / "config.json",
         num_hidden_layers=10**6,
@@ -83,6 +86,36 @@ def test_a_million_small_layers_are_not_built(hostile: Path) -> None:
     )
     with pytest.raises(ModelError, match=f"over {MAX_TENSORS:,} tensors"):
         open_pretrained(hostile, "AutoModel")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_hidden_layers", 10**9), ("block_repeats", [1, 10**9]), ("n_layer", 1e9)],
+)
+def test_layers_that_share_their_weights_are_bounded(
+    hostile: Path, key: str, value: Any
+) -> None:
+    """A thousand million layers of ALBERT are opened at once, but never end."""
+    change_json(hostile / "config.json", model_type="albert", **{key: value})
+    with pytest.raises(ModelError, match=rf"{key}: more than 1,000 layers"):
+        open_pretrained(hostile, "AutoModel")
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("as_list", [True, False])
+def test_a_tokenizer_of_very_many_special_tokens_is_refused(
+    hostile: Path, file: str, as_list: bool
+) -> None:
+    """The library would compare each with all others: 155,000 take 87 s."""
+    names = [f"q{number}" for number in range(pretrained.MAX_SPECIAL_TOKENS + 1)]
+    changes: dict[str, Any] = {f"{name}_token": name for name in names}
+    if as_list:
+        changes = {"additional_special_tokens": names}
+    if not (hostile / file).exists():
+        (hostile / file).write_text("{}", "utf-8")
+    change_json(hostile / file, **changes)
+    with pytest.raises(ModelError, match="special tokens: the tokenizer is damaged"):
+        open_tokenizer(hostile)
 
 
 @pytest.mark.parametrize("step", ["normalizer", "pre_tokenizer"])

@@ -63,12 +63,21 @@ MAX_GROWTH = 1000
 _GROWING_RULES = {"ByteLevel": 4, "BertNormalizer": 3}
 # The largest number of special tokens around a text; published tokenizers add up to 8.
 MAX_MARKS = 100
+# The largest number of special tokens that a tokenizer's settings name. The library
+# compares each with all others; published tokenizers name at most a few hundred.
+MAX_SPECIAL_TOKENS = 10_000
 # The files whose settings a tokenizer's class receives as its arguments.
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 # Settings that can be the path of a file with a tokenizer's content, which is otherwise
 # in files of fixed names.
 PATH_SETTINGS = ("vocab", "merges", "gguf_file")
 MAX_LABELS = 100_000
+# Layers that share their weights, as those of ALBERT, take no memory, but each takes
+# time. Models in use have at most a hundred.
+MAX_LAYERS = 1000
+_LAYERS = re.compile(
+    r"layers?$|^block_repeats$|^num_hashes$|^num_blocks$|^num_self_attends_per_block$"
+)
 MAX_HEADER_BYTES = 2**24  # of a safetensors file: 800 bytes for each tensor
 _LENGTH_BYTES = 8  # of the length of the header, at its beginning
 _SIZE_BYTES = 4  # of the size of the index in a table of characters, at its beginning
@@ -514,6 +523,12 @@ def _require_own_files(directory: Path) -> None:
         content = read_json(file, strict=False) if file.exists() else {}
         if not isinstance(content, Mapping):
             raise ModelError(f"{file}: not settings: copy the directory again")
+        number = _count_special_tokens(content)
+        if number > MAX_SPECIAL_TOKENS:
+            raise ModelError(
+                f"{file}: names {number:,} special tokens: the tokenizer is damaged or "
+                "was tampered with; copy the directory again"
+            )
         other_versions = content.get("fast_tokenizer_files") or []
         names = [key for key in PATH_SETTINGS if isinstance(content.get(key), str)]
         names += [
@@ -531,6 +546,15 @@ def _require_own_files(directory: Path) -> None:
                 "content would become a part of your model: delete this key, and put "
                 "the model's tokenizer.json into the directory"
             )
+
+
+def _count_special_tokens(settings: Mapping[str, Any]) -> int:
+    """Return the number of special tokens that settings of a tokenizer name."""
+    return sum(
+        len(value) if isinstance(value, list | dict) else 1
+        for key, value in settings.items()
+        if key.endswith(("_token", "_tokens"))
+    )
 
 
 def _is_elsewhere(name: Any, directory: Path) -> bool:
@@ -696,7 +720,7 @@ def _require_no_links_out(directory: Path) -> None:
 
 
 def _require_plain_config(directory: Path) -> None:
-    """Refuse a configuration that would run code or fill memory.
+    """Refuse a configuration that would run code, fill memory or never end.
 
     transformers takes the name of an implementation of attention from it. A name with
     a slash is a package of code on a hub, or one that was fetched before. The library
@@ -724,6 +748,13 @@ def _require_plain_config(directory: Path) -> None:
             raise ModelError(
                 f"{file}: {key}: more than {MAX_LABELS:,} labels: the model is damaged "
                 "or was tampered with; copy the directory again"
+            )
+        numbers = value if isinstance(value, list) else [value]
+        layers = [n for n in numbers if isinstance(n, int | float)]
+        if _LAYERS.search(key) and max(layers, default=0) > MAX_LAYERS:
+            raise ModelError(
+                f"{file}: {key}: more than {MAX_LAYERS:,} layers or repetitions: the "
+                "model is damaged or was tampered with; copy the directory again"
             )
 
 
