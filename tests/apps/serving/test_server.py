@@ -301,6 +301,9 @@ def test_a_phenotyping_model_labels_each_patient(tmp_path: Path) -> None:
         assert refused.status_code == 422
         many = {"patients": {"p1": ["a"] * 40, "p2": ["a"] * 40}}
         assert client.post("/predict", json=many).status_code == 413
+        # The answer for patients without notes may be a thousand times as long.
+        without_notes = {"patients": {f"p{number}": [] for number in range(65)}}
+        assert client.post("/predict", json=without_notes).status_code == 413
 
 
 # ---- FHIR ----------------------------------------------------------------------------

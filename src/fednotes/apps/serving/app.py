@@ -251,6 +251,7 @@ def _add_patient_route(
     @app.post("/predict")
     async def predict_patients(request: PatientNotes) -> Results[PatientFinding]:
         """Predict the phenotypes of patients from their notes."""
+        limits.require_patients(request.patients)
         for name in request.patients:
             require_unicode("the name of a patient", name)
         limits.require_texts(

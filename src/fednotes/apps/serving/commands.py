@@ -144,7 +144,8 @@ def serve(
         int, typer.Option(min=1, help="Maximum number of concurrent requests.")
     ] = 64,
     max_texts: Annotated[
-        int, typer.Option(min=1, help="Maximum number of texts per request.")
+        int,
+        typer.Option(min=1, help="Maximum number of texts, or patients, per request."),
     ] = 64,
     max_notes: Annotated[
         int,

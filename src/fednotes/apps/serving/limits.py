@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fednotes.core.http_server import Refused
 from fednotes.core.numbers import PositiveFloat, PositiveInt
@@ -21,7 +21,7 @@ class Limits:
         max_bytes: Maximum size of a request body in bytes.
         max_values: Maximum number of JSON values in a request. Commas and brackets
             inside texts do not count.
-        max_texts: Maximum number of texts in a request.
+        max_texts: Maximum number of texts, and of patients, in a request.
         max_notes: Maximum number of notes in a table. A small compressed table can have
             millions of short ones.
         max_characters: Maximum number of characters in a text.
@@ -55,6 +55,18 @@ class Limits:
         for number, text in enumerate(texts, 1):
             self.require_length(f"text {number}", text)
             require_unicode(f"text {number}", text)
+
+    def require_patients(self, names: Collection[str]) -> None:
+        """Raise Refused if there are too many patients.
+
+        A patient without notes has a result for each of the model's phenotypes, too.
+        """
+        if len(names) > self.max_texts:
+            raise Refused(
+                413,
+                f"{len(names):,} patients: a request may have at most "
+                f"{self.max_texts:,}; send fewer",
+            )
 
     def require_length(self, name: str, text: str) -> None:
         """Raise Refused if a text has too many characters.
