@@ -122,7 +122,7 @@ def test_the_estimate_of_traffic_counts_the_public_words(folder: Path) -> None:
         (
             "fedmd",
             {"training": {"rounds": 2}},
-            "'rounds' is not a key that a site sets",
+            "a site cannot set 'rounds' for itself",
         ),
         ("fedmd", {"training": {"batch_size": 0}}, r"south.training\]: batch_size = 0"),
         ("fedmd", {"model": {"kind": "taggr"}}, r"\[sites.south.model\]: unknown kind"),
@@ -150,7 +150,7 @@ def test_simulated_sites_have_the_public_notes_and_no_own_models(folder: Path) -
     assert len({site.public.digest for site in sites.data}) == 1
     assert config.public_words == 30
     with pytest.raises(
-        ConfigError, match=r"\[sites.south\]: \[silos\] deals the notes"
+        ConfigError, match=r"\[sites.south\]: \[silos\] distributes the notes"
     ):
         make_job(folder, OWN, silos=silos)
 

@@ -48,7 +48,7 @@ _EXAMPLES = (
 _PASSWORD = re.compile(r"(:/{1,2}[^\s/:@]*:)\S+@")
 _RELATIVE_FILE = re.compile(r"(?i)sqlite(?:\+pysqlite)?:///(?!/)")
 _CONNECT_SECONDS = 30
-# Steps of SQLite's machine between two checks of how many it has taken.
+# Steps of SQLite's virtual machine between two checks of their number.
 _STEPS_BETWEEN_CHECKS = 1_000_000
 # The steps that reading a SQLite file may take: a billion take about half a minute, and
 # a table takes a few for each of its bytes.
@@ -210,8 +210,8 @@ _CAUSES = (
     _Cause(
         "",
         "string or blob too big",
-        "a value is longer than any note",
-        "leave such rows out in a query",
+        "a value is longer than a note may be",
+        "exclude such rows by a query",
     ),
     _Cause(
         "",

@@ -219,8 +219,8 @@ def _make_schema(cls: type, source: Any, handler: Any) -> Any:
 def _make_scalars_strict(schema: Any) -> Any:
     """Make text, numbers and booleans in a schema strict, in place; return it.
 
-    A strict value is not converted: "3" is no number, and 1 is not true. Whole numbers
-    must have at most 64 bits, as in TOML, so that they can be divided and multiplied.
+    A strict value is not converted: "3" is not a number, and 1 is not true. Whole
+    numbers must have at most 64 bits, as in TOML, so that arithmetic does not overflow.
     """
     if isinstance(schema, list):
         for part in schema:

@@ -120,7 +120,7 @@ class TagSet:
 
 @dataclass(frozen=True, slots=True)
 class PublicNotes:
-    """Texts that anybody may read, of which all sites of a job have the same copy.
+    """Texts that anybody may read; all sites of a job have the same ones.
 
     Attributes:
         digest: SHA-256 of the texts, as hexadecimal digits.
@@ -152,7 +152,7 @@ class SiteData:
         test: Documents for reported scores.
         test_types: The types annotated in `test`, if there are more than in `train` and
             `valid`; empty if they are the same.
-        public: The public notes of the job; None if its method reads none.
+        public: The public notes of the job; None if its method does not read any.
     """
 
     id: str

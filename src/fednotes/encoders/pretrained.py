@@ -72,8 +72,8 @@ SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 # in files of fixed names.
 PATH_SETTINGS = ("vocab", "merges", "gguf_file")
 MAX_LABELS = 100_000
-# Layers that share their weights, as those of ALBERT, take no memory, but each takes
-# time. Models in use have at most a hundred.
+# Layers that share their weights, as in ALBERT, take no memory, but each takes time.
+# Published models have at most about a hundred.
 MAX_LAYERS = 1000
 _LAYERS = re.compile(
     r"layers?$|^block_repeats$|^num_hashes$|^num_blocks$|^num_self_attends_per_block$"

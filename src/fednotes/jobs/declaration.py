@@ -54,7 +54,7 @@ PLACE_KEYS = frozenset(
         "tables",
     }
 )
-# Keys of [sites.NAME] that say what a site trains, and nothing of its notes.
+# Keys of [sites.NAME] that describe a site's training, not its notes.
 OWN_TABLES = ("model", "training")
 # Keys of a job file that only a simulation uses, and that real sites do not receive.
 _NOT_DECLARED = frozenset({"conditions", "left_out"})

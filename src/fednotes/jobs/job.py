@@ -130,9 +130,9 @@ class SiteConfig:
             stays as it is.
         public: A file or folder of public notes, whose annotation is not used. All
             sites need the same notes. Only the method "fedmd" reads them.
-        model: The site's own [model] table, in place of the job's, for methods whose
+        model: The site's own [model] table, which replaces the job's, for methods whose
             sites may have different models ("fedmd").
-        training: The site's own values of keys of [training], for the same methods.
+        training: The site's own values for keys of [training], for the same methods.
     """
 
     path: LocalFile = ""
@@ -375,9 +375,9 @@ class SilosConfig:
     by: Literal["patient", "document"] | None = None
 
 
-# Seconds between two requests to a site. Nobody may have approved the job yet: without
-# a lower bound, it could keep the server and all sites busy. Longer times than the
-# upper bound overflow in `time.sleep`.
+# Seconds between two requests to a site. Without a lower bound, a job could keep the
+# server and all sites busy, even before anybody has approved it. Much longer times
+# overflow in `time.sleep`.
 _WaitingTime = Annotated[float, Interval(ge=0.1, le=1e7)]
 
 

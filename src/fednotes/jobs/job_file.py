@@ -516,7 +516,7 @@ class _TableReader:
                 key: site.get(key, {}) if isinstance(site, Mapping) else {}
                 for key in ("model", "training")
             }
-            # A value that is no table is refused when the site's table is read.
+            # A value that is not a table is refused when the site's table is read.
             if not all(isinstance(table, Mapping) for table in tables.values()):
                 continue
             model, training = tables["model"], tables["training"]
@@ -544,19 +544,19 @@ class _TableReader:
             raise ConfigError(
                 f"{self.where} [sites.{name}.{table}]: with method = "
                 f"{self.top.method!r} all sites train the same model in the same way: "
-                f'leave it out and set [{table}], or set method = "fedmd"'
+                f'remove this table and set [{table}], or set method = "fedmd"'
             )
         if "silos" in self.table:
             raise ConfigError(
-                f"{self.where} [sites.{name}]: [silos] deals the notes of all tables "
-                "out to other sites, so no table can have its own model or training: "
-                "leave these out, or leave out [silos]"
+                f"{self.where} [sites.{name}]: [silos] distributes the notes of all "
+                "sites anew, so no site can have its own model or training: remove "
+                "these tables, or remove [silos]"
             )
         for key in training:
             if key not in able:
                 raise ConfigError(
-                    f"{self.where} [sites.{name}.training]: {key!r} is not a key that "
-                    f"a site sets for itself; {suggest_name(key, able)}"
+                    f"{self.where} [sites.{name}.training]: a site cannot set {key!r} "
+                    f"for itself; {suggest_name(key, able)}"
                 )
 
     def _read_model(self, table: Mapping[str, Any], name: str) -> Any:

@@ -37,7 +37,7 @@ class Method(ABC):
         holds: The data of its sites: "documents" (annotated), "notes" or "patients".
         reads_layers: Whether it reads the states of the layers in `Model.widths`, which
             some kinds of models lack.
-        reads_public_notes: Whether sites also read notes that are public.
+        reads_public_notes: Whether sites also read public notes.
         site_keys: The keys of [training] that each site may set for itself, in
             [sites.NAME.training]. If there are any, a site may also have another kind
             of model than the others, in [sites.NAME.model], and `config_class` has the

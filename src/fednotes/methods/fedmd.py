@@ -3,25 +3,26 @@ r"""Sites with different models learn from each other's predictions on public no
 Daliang Li and Junpu Wang 2019, "FedMD: Heterogenous federated learning via model
 distillation" (arXiv:1910.03581), with models that tag words. Tao Lin, Lingjing Kong,
 Sebastian U. Stich and Martin Jaggi 2020, "Ensemble distillation for robust model fusion
-in federated learning" (FedDF), average predictions in the same way, but train models on
-the server.
+in federated learning" (FedDF), also average predictions, but train models on the
+server.
 
     paper           here
     m               the sites of the federation
     D_k             `Site.train_set`, the site's own notes
     D_0, d_j        `Site.public_set`, the public notes of all sites, cut into words
-    f_k             `Site.model`, whose kind each site chooses; it never leaves the site
+    f_k             `Site.model`, of a kind that each site chooses; it stays at the site
     f_k(x_i)        "posteriors" of `Site.predict`, of each public word
     f̃(x_i)          `compute_consensus`
     transfer        round 0: each site trains on its own notes
     communicate     the task "predict"
     digest, revisit the task "train", in the same steps; see `Site.train`
 
-An encoder has its own sub-words, so all sites cut the public notes into the same words.
-A site's model predicts its own entity types. Only types that two or more sites annotate
-travel: for each, a site sends the probabilities of its tags, and 1 to say that it
-annotates it; for other types it sends zeros. The sum of what sites send therefore has
-the same shape whatever their models are, and is all that the server needs.
+Encoders differ in their sub-words, so all sites cut the public notes into the same
+words. A site's model predicts the site's entity types. Only types that two or more
+sites annotate are exchanged: for each that a site annotates, it sends the probabilities
+of the type's tags, and a 1; for the others it sends zeros. The sum of what sites send
+therefore has the same shape whatever their models are, and is all that the server
+needs.
 """
 
 from __future__ import annotations
@@ -88,27 +89,29 @@ class Config:
 
     Attributes:
         model: The model of a site that has none of its own.
-        rounds: Number of times that sites exchange predictions; before the first, each
-            site trains on its own notes. One to three are enough. 0 exchanges nothing.
+        rounds: Number of times that sites exchange predictions. Before the first
+            exchange, each site trains on its own notes. 0 exchanges nothing.
         first_epochs: Number of epochs on a site's own notes before the first exchange.
-        local_epochs: Number of epochs after each exchange, in which every step reads
-            sentences of the site's own notes and as many of the public ones.
+        local_epochs: Number of epochs after each exchange. Each step reads `batch_size`
+            sentences of the site's own notes and as many public sentences.
         public_sentences: Number of sentences of the public notes to use, chosen with
-            the job's seed; 0 uses all. What a site sends grows with it.
-        public_weight: Weight of the loss on public sentences; that on own sentences has
-            the weight 1.
-        batch_size: Number of own sentences, and of public ones, in a step.
+            the job's seed; 0 uses all. What a site sends grows with this number.
+        public_weight: Weight of the loss on public sentences. The loss on the site's
+            own sentences has weight 1.
+        batch_size: Number of the site's own sentences in a step, and number of public
+            sentences.
         learning_rate: Largest learning rate of AdamW, which starts anew in each round.
-            A light tagger needs a higher one (3e-3) than LoRA matrices (3e-4), and
-            these a higher one than all parameters of an encoder (3e-5).
+            Values to begin with are 3e-3 for a light tagger, 3e-4 for LoRA matrices and
+            3e-5 for all parameters of an encoder.
         warmup: Fraction of a round's steps over which the learning rate rises.
         decay: Learning rate after the warm-up: with "linear" it falls to zero at the
             last step of the round; with "constant" it does not change.
         weight_decay: Weight decay of AdamW.
         clip: Maximum L2 norm of a step's gradient; 0 does not clip.
-        precision: Precision of matrix products; see "auto" of `finetune`.
-        select: Model that a site keeps: that of the "last" round, or that of the "best"
-            round by the F1 on the site's own validation data.
+        precision: Precision of the matrix products in training; "auto" is "bfloat16"
+            where the processor has instructions for it, else "float32".
+        select: Which model a site keeps: the one of the "last" round, or of the round
+            with the "best" F1 on the site's own validation data.
         seed: The job's seed. A job fills it in.
         tags: The complete tag set, the union over the sites. A job fills it in.
         shared_types: The types that two or more sites annotate. A job fills it in.
@@ -140,12 +143,12 @@ class Config:
 
     @property
     def lora_learning_rate(self) -> float:
-        """0: LoRA matrices have the learning rate of all parameters."""
+        """0: LoRA matrices have the same learning rate as other parameters."""
         return 0.0
 
     @property
     def proximal(self) -> float:
-        """0: no parameter is compared with one of the server."""
+        """0: there is no proximal term, because the server has no parameters."""
         return 0.0
 
     def for_site(self, site: str) -> Config:
@@ -176,13 +179,13 @@ SITE_KEYS = frozenset(
 )
 
 
-# ---- what travels --------------------------------------------------------------------
+# ---- what is exchanged ---------------------------------------------------------------
 
 
 def list_shared_tags(config: Config) -> tuple[str, ...]:
-    """Return the tags whose probabilities travel: those of shared types, without "O".
+    """Return the tags whose probabilities are sent: all of shared types except "O".
 
-    The probability of "O" is what the others leave.
+    The probability of "O" follows from the others.
     """
     return TagSet(config.shared_types, config.tags.scheme).tags[1:]
 
@@ -228,13 +231,13 @@ def cut_public_sentences(
         seed: The job's seed.
 
     Raises:
-        ConfigError: The notes have no sentence.
+        ConfigError: The notes contain no sentence.
     """
     sentences = tuple(
         each for each in make_sentence_documents(public.documents) if each.text.strip()
     )
     if not sentences:
-        raise ConfigError("the public notes have no sentence: give other notes")
+        raise ConfigError("the public notes contain no sentence: name other notes")
     if not number or number >= len(sentences):
         return sentences
     return subsample(sentences, number / len(sentences), seed)
@@ -292,7 +295,7 @@ class _Sentences(Step):
         return int(self.own.encoded.lengths[self.own_indices].sum())
 
     def loss(self, batch: Sequence[Any]) -> Tensor:
-        """Return the mean loss of an own word, and the weighted one of a public word.
+        """Return the mean loss of own words, plus the weighted one of public words.
 
         A step has one part, so the mean is over this part.
         """
@@ -309,8 +312,8 @@ class _Sentences(Step):
 class Site(MentionSite):
     """One site: its own model and notes, and the public notes.
 
-    Before predictions leave, the site writes them to `sent/round-N.tsv` beside its
-    model, a line for each public word.
+    Before the site sends predictions, it writes them to `sent/round-N.tsv` beside its
+    model, one line for each public word.
 
     Args:
         data: The site's documents, and the public notes.
@@ -318,7 +321,7 @@ class Site(MentionSite):
         **options: As for `MentionSite`.
 
     Attributes:
-        parameters: All parameters that are trained; none of them leaves.
+        parameters: All trained parameters; none of them leaves the site.
         public_set: The public sentences; None if nothing is exchanged.
         rounds: Number of completed rounds.
     """
@@ -344,7 +347,7 @@ class Site(MentionSite):
             self.public_set = self._prepare_public_notes(options)
 
     def _prepare_public_notes(self, options: Mapping[str, Any]) -> PreparedCorpus:
-        """Return the public sentences, of which no type is known."""
+        """Return the public sentences, without known annotation of any type."""
         assert self.data.public is not None  # `FedMD.configure` requires it
         config = self.config
         sentences = cut_public_sentences(
@@ -366,7 +369,7 @@ class Site(MentionSite):
             return text
         words = len(self.public_set.encoded.form)
         tags = len(list_shared_tags(self.config))
-        return f"{text}; in each exchange, {words * tags:,} probabilities do"
+        return f"{text}; each exchange sends {words * tags:,} probabilities"
 
     def count_covered(self, task: str) -> dict[str, int]:
         """Return the steps, tokens and sentences behind the predictions."""
@@ -432,9 +435,9 @@ class Site(MentionSite):
     # Training.
 
     def train(self, tensors: Tensors, *, round: int) -> Update:
-        """Train on the site's own notes and, with predictions, on the public ones.
+        """Train on the site's own notes and, after an exchange, on the public notes.
 
-        The paper first trains on the public notes (digest), then on the own ones
+        The paper first trains on the public notes (digest), then on the site's own
         (revisit). Here each step does both, so that neither is forgotten.
 
         Args:
@@ -480,7 +483,7 @@ class Site(MentionSite):
     def _iterate_public_batches(
         self, public: PreparedCorpus | None, round: int
     ) -> Iterator[np.ndarray]:
-        """Yield batches of public sentences without end; empty ones without targets."""
+        """Yield batches of public sentences endlessly; empty ones without targets."""
         for epoch in count():
             if public is None:
                 yield np.zeros(0, np.int64)
@@ -506,9 +509,9 @@ class Site(MentionSite):
         )
         if not is_valid:
             raise TrainingError(
-                f"site {self.id!r}: the server sent no probabilities of {len(own):,} "
-                f"words and {len(tags)} tags: all sites need the same public notes and "
-                "the same version of fednotes"
+                f"site {self.id!r}: the server did not send probabilities for "
+                f"{len(own):,} words and {len(tags)} tags: all sites need the same "
+                "public notes and the same version of fednotes"
             )
         width = len(tags) // max(1, len(sites))
         columns = {
@@ -557,9 +560,9 @@ def combine_with_own(
 ) -> np.ndarray:
     """Return the targets of a site: the consensus, completed by the site's prediction.
 
-    A tag without a consensus keeps the site's own probability. "O" gets what the other
-    tags leave. They may sum to more than 1, because the types of a tag set may be
-    annotated by different sites; they are then divided by their sum.
+    A tag without a consensus keeps the site's own probability. "O" gets 1 minus the sum
+    of the other tags. This sum may exceed 1, because different sites may annotate the
+    types of a tag set; the other tags are then divided by it, and "O" gets 0.
 
     Args:
         own: (words, tags) probabilities of the site's model.
@@ -595,8 +598,7 @@ class FedMD(Method):
     reads_public_notes = True
     site_keys = SITE_KEYS
     no_dp_reason = (
-        "its predictions are those of models that were trained on the notes without "
-        "noise"
+        "sites send predictions of models that are trained on the notes without noise"
     )
     length_key = "first_epochs"
     keep_best = MappingProxyType({"select": "best"})
@@ -628,7 +630,7 @@ class FedMD(Method):
         return summarise_mentions(metrics)
 
     def shares_outputs(self, config: Any) -> bool:
-        """Return False, because no site has an output layer of another one."""
+        """Return False, because sites have no output layer in common."""
         del config
         return False
 
@@ -651,9 +653,9 @@ class FedMD(Method):
         shared = tuple(name for name in tags.types if sites_with[name] > 1)
         if not shared and config.rounds:
             raise ConfigError(
-                "no entity type is annotated at two sites, so none can learn from "
-                "another: map the labels to common names in label_map, or use another "
-                'method, such as "distill"'
+                "no entity type is annotated at two sites, so no site can learn "
+                "from another: map the labels to common names in label_map, or use "
+                'another method, such as "distill"'
             )
         return replace(
             config,
@@ -679,7 +681,7 @@ class FedMD(Method):
     ) -> tuple[tuple[SiteData, ...], Config]:
         """Return the pooled data and the settings of the job's [model] trained on it.
 
-        Models of other kinds that sites have are not trained on the pooled data.
+        The sites' own models are not trained on the pooled data.
 
         Raises:
             ConfigError: The sites' types differ and no complete annotation is known.
@@ -710,7 +712,7 @@ class FedMD(Method):
     ) -> tuple[int, int] | None:
         """Return the bytes that a site sends and receives.
 
-        None if the public notes are at the sites only.
+        None if only the sites have the public notes.
         """
         del sizes
         if not config.public_words:

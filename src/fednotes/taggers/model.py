@@ -60,8 +60,8 @@ class ModelConfig:
     Attributes:
         trains_on_posteriors: Whether the model can train on a posterior instead of a
             single best annotation; not a key.
-        predicts_tags: Whether that posterior consists of probabilities of the tags of
-            each word; not a key.
+        predicts_tags: Whether that posterior consists of the probabilities of each
+            word's tags; not a key.
         encodes: Whether the model is a trainable pre-trained encoder; not a key.
     """
 
@@ -187,8 +187,8 @@ class Reading(Protocol):
     def compute_posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """Return probabilities of tags, conditioned on each word's allowed tags.
 
-        A reading whose losses do not depend on tags returns the probabilities with
-        which its losses replace the annotation of other types.
+        A reading whose losses do not depend on tags returns the probabilities that
+        replace the annotation of other types in its losses.
 
         Returns:
             (words, tags) marginals, and (sentences, tags, tags) expected transitions.
@@ -473,7 +473,7 @@ class TaggingModel(Model):
         return self._read(corpus, chosen, all_layers=all_layers)
 
     def _read_for_tags(self, corpus: Any, chosen: np.ndarray) -> Any:
-        """Return a reading of which only tags and their probabilities are used.
+        """Return a reading that is used only for tags and their probabilities.
 
         A model whose readings also contain large states can omit them here.
         """

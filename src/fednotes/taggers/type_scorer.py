@@ -14,9 +14,9 @@ where m is the length of e_t. The same adapted encoder reads words and types in 
 step, so that both are trained. `type_scores.py` explains the scores, their loss and how
 mentions are read from them.
 
-Why this suits sites with different entity types: the loss is taken over the types that
-a site annotates, so silence about a type costs nothing; sites need no rows in common,
-and what one type teaches about the starts and ends of mentions serves all types.
+This suits sites with different entity types. The loss is taken over the types that a
+site annotates, so missing annotation of a type does no harm. Sites need no rows in
+common, and what is learned about the starts and ends of mentions serves all types.
 
 The encoder is frozen and shared by all models of a process (`Backbone`); LoRA adapters
 in all its layers' linear maps, U, c, V and b are trained and sent.
@@ -86,18 +86,17 @@ class TypeScorerConfig(ModelConfig):
     Attributes:
         kind: The type scorer.
         encoder: "minilm" or a Hugging Face directory.
-        descriptions: A description of an entity type, which the encoder reads after the
-            type's name, for each type. A type that is not listed is described by the
-            words of its name alone, divided at "_" and capitals: "Sign_symptom" by
-            "sign symptom".
+        descriptions: Descriptions of entity types, which the encoder reads after the
+            types' names. For a type without one, it reads only the words of the name,
+            split at "_" and capitals: "sign symptom" for "Sign_symptom".
         rank: Rank of the LoRA adapters in all layers: W + alpha / rank · B A.
         alpha: Scale of the LoRA adapters; see `rank`.
         width: Length of the vectors that are compared.
-        positive_weight: Weight of words in mentions in the loss, where other words have
-            1. Raise it if too few mentions are found.
+        positive_weight: Weight of words in mentions in the loss; other words have
+            weight 1. Raise it if too few mentions are found.
         threshold: Probability above which a word starts, continues or ends a mention.
             The default suits models that were trained on few mentions of a type, which
-            are too cautious. Raise it if too many mentions are wrong.
+            are too cautious. Raise it if too many predicted mentions are wrong.
         dropout: Dropout rate of the words' vectors.
         max_tokens: Maximum number of tokens in a sentence; longer sentences are cut
             between entities. A sentence longer than the encoder's positions is read in
@@ -137,7 +136,8 @@ def make_type_texts(
     """Return the text about each type: its name in words, and its description.
 
     Raises:
-        ConfigError: A description belongs to no type, or two types have the same text.
+        ConfigError: A description is of an unknown type, or two types have the same
+            text.
     """
     for label in descriptions:
         if label not in types:
@@ -165,7 +165,7 @@ def _find_all_linears(backbone: Backbone) -> list[nn.Linear]:
 
 
 class TypeClassifier(nn.Module):
-    """The scores of word vectors for type vectors.
+    """A layer that scores word vectors for type vectors.
 
     Its parameters are words (U and c), types (V) and bias (b).
 
@@ -205,7 +205,7 @@ class TypeReading:
 
     Attributes:
         classifier: Scores words for types.
-        config: The specification, for the weight of positives and the threshold.
+        config: The model's settings: the weight of positives and the threshold.
         batch: The sentences.
         states: (batch, steps, inputs) h_w, 0 at padding.
         types: (types, width) e_t / √m.
@@ -469,8 +469,8 @@ def build_type_scorer(
     """Return a new model that uses the process's shared copy of the encoder.
 
     Raises:
-        ConfigError: A description is of no type, or the encoder cannot be tuned; or as
-            `build_model`.
+        ConfigError: A description is of an unknown type, or the encoder cannot be
+            tuned; or as `build_model`.
         ModelError: As `build_model`.
         MissingExtra: As `build_model`.
     """

@@ -3,8 +3,9 @@ r"""Scores of words for entity types: targets, losses and mentions.
 For a word w and an entity type t, a model gives three scores s_{w,t,k}: whether a
 mention of t starts at w (k = start), whether w is inside one (k = inside; the first and
 the last word are inside, too), and whether one ends at w (k = end). Each score is the
-logit of a probability of its own, p = σ(s). Nothing competes: a word may be in mentions
-of several types, and a site that does not annotate a type has no target for it.
+logit of a probability of its own, p = σ(s). Types do not compete: a word may be in
+mentions of several types, and a site that does not annotate a type has no target for
+it.
 
     y_{w,t,k}   1 if the annotation has such a mention, else 0
     a           the weight of positive targets, which are rare
@@ -52,7 +53,7 @@ def mark_places(tags: np.ndarray, tagset: TagSet) -> np.ndarray:
     Returns:
         (sentences, steps, types, places) bool; places are `START`, `INSIDE`, `END`.
     """
-    # A word outside of mentions after each sentence keeps the sentences apart.
+    # An empty word after each sentence keeps the mentions of sentences apart.
     separated = np.pad(tags, ((0, 0), (0, 1)))
     first, stop, kind = find_spans(separated.ravel(), tagset)
     length = stop - first
@@ -107,14 +108,14 @@ def find_candidates(probabilities: np.ndarray, threshold: float) -> np.ndarray:
     """
     _, steps, types, _ = probabilities.shape
     is_above = probabilities > threshold
-    # One lane of words for each sentence and type, and a word after it that is not
+    # A lane holds the words of one sentence for one type, and then a word that is not
     # inside, so that no candidate leaves its lane.
     lanes = np.pad(is_above.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 1), (0, 0)))
     start, inside, end = lanes.reshape(-1, PLACES).T
     starts = np.flatnonzero(start & inside)  # [scorer candidates]
     ends = np.flatnonzero(inside & end)  # [scorer candidates]
 
-    # Words of one uninterrupted stretch have the same number of outside words before.
+    # Words of one uninterrupted stretch follow the same number of outside words.
     stretch = np.cumsum(~inside)
     low = np.searchsorted(ends, starts)
     high = np.searchsorted(stretch[ends], stretch[starts], side="right")

@@ -1,7 +1,7 @@
 r"""Soft targets from the probabilities of each word's tags.
 
-`TaggingModel.soften` takes a teacher that is one model. Here the teacher is a table of
-probabilities q_t(y), one row for each word, such as the mean of several models. A model
+In `TaggingModel.soften`, the teacher is one model. Here it is a table of probabilities
+q_t(y), one row for each word, such as the mean over several models. A model
 without a CRF trains on the table as it is. A CRF needs a distribution over sequences of
 tags: that of independent words, within the sequences V that the scheme permits,
 
@@ -19,8 +19,8 @@ from fednotes.taggers.corpora import Batch, PreparedCorpus, batch_by_length
 from fednotes.taggers.crf import CRF
 from fednotes.taggers.partial import Soft
 
-# A smaller probability counts as this one, so that each sentence has a sequence that
-# the scheme permits.
+# Smaller probabilities are raised to this one, so that each sentence has a sequence
+# that the scheme permits.
 LEAST_PROBABILITY = 2.0**-14
 
 
@@ -54,7 +54,7 @@ def make_word_targets(
 
 
 def _make_chain(tagset: TagSet) -> CRF:
-    """Return a CRF that scores nothing and has the constraints of a scheme."""
+    """Return a CRF with the constraints of a scheme and no other scores."""
     masks = (torch.from_numpy(mask) for mask in find_allowed_transitions(tagset))
     with torch.random.fork_rng(devices=[]):
         crf = CRF(len(tagset.tags), *masks)

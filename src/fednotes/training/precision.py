@@ -40,7 +40,7 @@ def require_float32(precision: Precision) -> None:
     """Check that a run with differential privacy has no lower precision.
 
     Raises:
-        ConfigError: It has: gradients of single units are computed in float32.
+        ConfigError: It has; the gradients of single units are computed in float32.
     """
     if precision != "float32":
         raise ConfigError(

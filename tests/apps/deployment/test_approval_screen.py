@@ -101,7 +101,7 @@ def test_the_approver_sees_the_model_that_the_site_chose_itself(kit: Path) -> No
     request = {"name": "ner", "sites": ["h1", "h2"], "min_sites": 2}
     request_approval(kit, {**request, "job": {"method": "fedmd", **tables}})
     output = run_site_command("approve", kit, "--yes")
-    assert 'of this site\'s own file: model.kind = "encoder-tagger"' in output
+    assert 'from this site\'s own file: model.kind = "encoder-tagger"' in output
     assert '  job.sites.h2.model.tagger = "hash-cnn"' in output
 
     plain = {"method": "distill", "sites": {"h1": {}, "h2": {}}}
@@ -301,7 +301,7 @@ def test_each_of_several_waiting_jobs_can_be_chosen(kit: Path) -> None:
     )
     shown = run_site_command("approve", kit, typed="n\n")
     assert shown.startswith(f"fingerprint {fingerprint_table(other_job)}")
-    assert f"also waiting for a decision: ner ({prefix}); to see such a job" in shown
+    assert f"also waiting for a decision: ner ({prefix}); to see one of them" in shown
     shown = run_site_command("approve", kit, prefix, "--yes")
     assert f"also waiting for a decision: other ({other_prefix})" in shown
     assert f"approved: ner ({prefix})" in shown

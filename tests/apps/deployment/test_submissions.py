@@ -241,7 +241,7 @@ class OddServer(Server):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("problem.json", '{"x": 1}', "will not be resumed: the server gives no reason"),
+        ("problem.json", '{"x": 1}', "will not be resumed: the server gave no reason"),
         ("problem.json", '{"again": true}', "does not resubmit it"),
         ("problem.json", None, "does not resubmit it"),
         ("summary.json", None, "does not resubmit it"),

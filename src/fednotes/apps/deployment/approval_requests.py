@@ -97,7 +97,7 @@ def describe_job(kit: Path, job: RequestedJob, quorum: Quorum) -> Iterator[JobLi
         yield JobLine(f"guarantees {promise}")
 
     for setting in _list_own_settings(kit, job.table):
-        yield JobLine(f"of this site's own file: {setting}")
+        yield JobLine(f"from this site's own file: {setting}")
 
     if last is None:
         yield JobLine("no job was approved here before")
@@ -127,7 +127,7 @@ def _describe_promise(kit: Path, table: dict[str, Any]) -> str:
 
 
 def _list_own_settings(kit: Path, table: dict[str, Any]) -> Iterator[str]:
-    """Yield the model and settings of the site's own file with which it would train."""
+    """Yield the model and settings in the site's file with which it would train."""
     if not (kit / SITE_FILE).exists():
         return
     with suppress(FednotesError):  # an invalid job is refused when it begins

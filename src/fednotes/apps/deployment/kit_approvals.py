@@ -135,7 +135,7 @@ def decide(kit: Path, fingerprint: str, decision: Decision) -> str:
     """Approve or reject a job that waits at a site; return the effect in words.
 
     Raises:
-        ConfigError: The job does not wait any more, or its approval needs keys.
+        ConfigError: The job no longer waits, or its approval needs keys.
         PolicyRefusal: The policy forbids the job.
     """
     jobs = {job.fingerprint: job for job in read_pending_jobs(kit)}

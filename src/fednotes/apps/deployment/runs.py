@@ -793,7 +793,7 @@ class Follower:
                 self.say(f"{self._status} ({details or 'nothing to fetch'})")
                 return None
             problem = read_json_table(files / PROBLEM)
-            text = problem.get("problem", "the server gives no reason")
+            text = problem.get("problem", "the server gave no reason")
             if problem and not problem.get("again"):
                 raise FednotesError(f"run {self.run.name} will not be resumed: {text}")
             if problem:
@@ -814,7 +814,7 @@ class Follower:
         for name in _RESULTS:
             path = files / name
             target = self.out / name
-            # A lying server can send a folder in place of a file, or the reverse.
+            # A malicious server can send a folder in place of a file, or the reverse.
             is_expected = path.is_dir() if name == "model" else path.is_file()
             if not is_expected:
                 continue

@@ -180,7 +180,7 @@ def parse_server_job(setup: Setup) -> Job:
             server_file = read_site_file(path)
             files = server_file.files
             declared = {**declared, "job": insert_local_paths(server_file, table)}
-        # The server reads the tables of models; only sites open files of other tables.
+        # The server reads the tables of models; only sites open the files of others.
         opened_here = {"model": table.get("model"), "sites": table.get("sites")}
         try:
             require_no_places(opened_here, files, Path(SERVER_FILE), where)

@@ -41,7 +41,7 @@ DESCRIBE = "@describe"
 SCORES = "@scores"
 MAX_TYPES = 1000  # entity types that sites annotate and the job does not name
 _MAX_BYTES = 2**20
-_MAX_WIDTH = 2**40  # features of patients; PyTorch accepts no model of 2**62
+_MAX_WIDTH = 2**40  # features of patients; PyTorch refuses a model of 2**62
 
 
 @checked(frozen=True)
@@ -171,7 +171,7 @@ def describe_site(job: Job, data: Any) -> Description:
 def digest_encoder(job: Job) -> str:
     """Return a digest of the encoder that a job's models start from; "" for none.
 
-    It is also "" if each site may have another model.
+    It is also "" if each site may have a different model.
 
     Raises:
         ModelError: This machine does not have the encoder.

@@ -597,9 +597,9 @@ _READERS: Final = {
 }
 
 _MAX_CLEANED = 4000  # characters of a term; no note contains a longer one
-# An ending is searched for only from where a run of blanks or commas begins. If it were
-# searched for from each character of the run, the time would grow with the square of
-# the run's length.
+# The search for an ending starts only at the beginning of a run of blanks or commas. If
+# it started at each character of the run, the time would grow with the square of the
+# run's length.
 _TAG = re.compile(
     r"(?<!\s)\s*\((?:disorder|finding|procedure|situation|event|observable entity|"
     r"body structure|morphologic abnormality|morphology|qualifier value|substance|"

@@ -145,7 +145,7 @@ def serve(
     ] = 64,
     max_texts: Annotated[
         int,
-        typer.Option(min=1, help="Maximum number of texts, or patients, per request."),
+        typer.Option(min=1, help="Maximum number of texts or patients per request."),
     ] = 64,
     max_notes: Annotated[
         int,

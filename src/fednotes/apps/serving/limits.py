@@ -21,7 +21,7 @@ class Limits:
         max_bytes: Maximum size of a request body in bytes.
         max_values: Maximum number of JSON values in a request. Commas and brackets
             inside texts do not count.
-        max_texts: Maximum number of texts, and of patients, in a request.
+        max_texts: Maximum number of texts or patients in a request.
         max_notes: Maximum number of notes in a table. A small compressed table can have
             millions of short ones.
         max_characters: Maximum number of characters in a text.
@@ -59,7 +59,7 @@ class Limits:
     def require_patients(self, names: Collection[str]) -> None:
         """Raise Refused if there are too many patients.
 
-        A patient without notes has a result for each of the model's phenotypes, too.
+        Even a patient without notes gets a result for each of the model's phenotypes.
         """
         if len(names) > self.max_texts:
             raise Refused(

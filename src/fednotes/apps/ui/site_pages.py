@@ -149,10 +149,10 @@ class SitePages:
     def _require_shown(
         self, desk: ApprovalDesk, kit: Path, token: str
     ) -> ApprovalRequest:
-        """Return the waiting job that the page showed as it is now.
+        """Return the waiting job that the page showed, if it has not changed.
 
         Raises:
-            ConfigError: The job waits no longer, or what a person must see has changed.
+            ConfigError: The job no longer waits, or what a person must see has changed.
         """
         for waiting in desk.read_requests(kit):
             expected = self._sign(kit, waiting)

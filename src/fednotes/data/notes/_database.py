@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 # Where notes are. Its `str()` names it in messages.
 NotePlace: TypeAlias = "Path | NoteDatabase"
-# Rows of PostgreSQL that are in memory at a time. SQLite's rows come one by one, which
-# costs no exchange with a server: views make rows of up to `bounds.LINE` of nothing.
+# Rows of PostgreSQL that are in memory at a time. SQLite's rows are read one by one,
+# because a view can make rows of up to `bounds.LINE` from a small file. There is no
+# server, so this costs no exchanges.
 BATCH = 256
 DEFAULT_TABLE = "note"  # the table of notes in OMOP's common data model
 _TABLE = re.compile(r"(?:[A-Za-z_][\w$]*\.)?[A-Za-z_][\w$]*")

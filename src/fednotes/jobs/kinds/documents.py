@@ -215,7 +215,7 @@ def _make_stand_in(site: SiteData, name: str, size: int) -> SiteData:
 def _shrink(site: SiteData, sentences: int) -> SiteData:
     """Return a site with a sample of its notes, of about as many training sentences.
 
-    Held-out notes are sampled at the same rate. Of public notes, one stays.
+    Held-out notes are sampled at the same rate. Only one public note is kept.
     """
     filled = [document for document in site.train if document.text.strip()]
     train: list[Document] = []

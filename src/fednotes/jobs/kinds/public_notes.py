@@ -18,8 +18,8 @@ _SYNTHETIC_SENTENCES = 200
 def read_public_notes(job: Job, sites: Sites) -> Sites:
     """Return the sites with the public notes that each site's table names.
 
-    A simulated site of [silos] has those of the first table, and generated sites have
-    the text of one more generated site.
+    Simulated sites of [silos] have the public notes of the first table, and generated
+    sites have the texts of one more generated site.
 
     Raises:
         ConfigError: A site's table names no public notes.

@@ -36,8 +36,8 @@ from fednotes.privacy.secure_sum.site import (
 )
 
 SPARED = 2  # maximum number of answers left out if shares do not match
-# Maximum number of choices of the remaining answers that are tried one after another;
-# if there are more, this many random ones are tried.
+# Maximum number of combinations of left-out sites that are tried in turn. If there are
+# more, this many random choices are tried.
 MAX_CHOICES = 1000
 _RANDOM = SystemRandom()
 
@@ -383,9 +383,9 @@ class SecureServer:
     def _choose_sites(self, sites: Collection[str]) -> Iterator[tuple[str, ...]]:
         """Yield choices of `threshold` sites, preferring sites that are not in doubt.
 
-        At most `SPARED` sites are left out. Of many sites, there are too many pairs to
-        leave out, so random choices follow. With a threshold of half of the sites, one
-        in four of these contains neither of two sites that lie.
+        At most `SPARED` sites are left out. With many sites, there are too many pairs
+        to try them all, so random choices follow. With a threshold of half of the
+        sites, about one in four of these contains neither of two sites that lie.
         """
         threshold = self._parties.threshold
         sites_in_doubt = {site for site, _ in self.doubtful}

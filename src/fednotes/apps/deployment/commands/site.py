@@ -563,7 +563,7 @@ def _say_other_jobs(
     ]
     if labels:
         say(
-            f"also waiting for a decision: {', '.join(labels)}; to see such a job: "
+            f"also waiting for a decision: {', '.join(labels)}; to see one of them: "
             f"fednotes site approve {kit} FINGERPRINT"
         )
 

@@ -618,7 +618,7 @@ def compare_notes(earlier: Table, later: Table, site: str) -> NotesDifference:
 def _select_settings(table: Table, site: str) -> dict[str, Any]:
     """Return the settings of a job that determine which notes of a site it uses.
 
-    These are the site's table, without the model that it trains, and the seed for
+    These are the site's table, without its [model] and [training], and the seed for
     splitting and subsampling notes.
     """
     job = table.get("job")

@@ -101,7 +101,7 @@ LINE_BYTES = 2**16
 # reads all of them again for each message.
 TABLE_BYTES = 2**21  # as JSON
 TABLE_VALUES = 100_000
-MAX_PENDING = 8  # newest jobs that wait for a decision; older ones are forgotten
+MAX_PENDING = 8  # jobs that wait for a decision; older ones are removed
 SHORT = 16  # number of characters of an answer's hash in the spending record
 NOISY = "noisy"  # prefix of the names of tasks whose answers have noise
 # The keys of a ledger line that say how much training is behind an update.
@@ -245,9 +245,9 @@ def _store_pending(kit: Path, fingerprint: str, table: Mapping[str, Any]) -> Non
 
 
 def _remove_pending(kit: Path, fingerprint: str) -> None:
-    """Remove a job that waits no longer, and those for which the server asked earlier.
+    """Remove a decided job, and those for which the server asked earlier.
 
-    Most of these were aborted. For the others, the server asks again.
+    Most of the earlier jobs were aborted. For the others, the server asks again.
     """
     paths = _list_pending_paths(kit)
     path = _get_pending_path(kit, fingerprint)
@@ -268,7 +268,7 @@ def read_pending_jobs(kit: Path) -> list[RequestedJob]:
             pending = dict(read_json(path))
             fingerprint = fingerprint_table(pending["table"])
             if {fingerprint} != {pending["fingerprint"], path.stem}:
-                raise ValueError("not its fingerprint")
+                raise ValueError("the fingerprint does not match")
             when = str(pending.get("when", ""))
             jobs.append(RequestedJob(fingerprint, dict(pending["table"]), when))
         except FileNotFoundError:
