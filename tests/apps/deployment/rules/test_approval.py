@@ -6,6 +6,7 @@ import copy
 import datetime as dt
 import hashlib
 import json
+import os
 import random
 import re
 import stat
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from fednotes.apps.deployment.rules import guard
 from fednotes.apps.deployment.rules.approval import Approvals
 from fednotes.apps.deployment.rules.guard import (
     MAX_PENDING,
+    PENDING_SECONDS,
     NotApproved,
     find_job,
     read_pending_jobs,
@@ -188,23 +191,64 @@ def test_a_server_that_alternates_jobs_replaces_neither(tmp_path: Path) -> None:
 
 
 def test_the_newest_waiting_jobs_are_kept(tmp_path: Path) -> None:
-    """A job that the server asks for again is new."""
+    """A job that the server asks for again is new, but keeps its place in the list."""
     for seed in range(MAX_PENDING):
         ask(tmp_path, seed)
     ask(tmp_path, 0)
     ask(tmp_path, MAX_PENDING)
-    assert list_waiting_seeds(tmp_path) == [MAX_PENDING, 0, *range(MAX_PENDING)[:1:-1]]
+    assert list_waiting_seeds(tmp_path) == [*range(MAX_PENDING, 1, -1), 0]
 
 
-def test_a_decision_removes_jobs_that_the_server_asked_for_earlier(
-    tmp_path: Path,
-) -> None:
-    """They were aborted, or the server asks for them again."""
+def test_requests_that_are_repeated_keep_their_order(tmp_path: Path) -> None:
+    """Otherwise the jobs of two runs would change places while a person reads."""
+    for seed in (1, 2, 1):
+        ask(tmp_path, seed)
+    assert list_waiting_seeds(tmp_path) == [2, 1]
+
+
+@pytest.mark.parametrize("approve", [True, False])
+def test_a_decision_removes_only_its_own_job(tmp_path: Path, approve: bool) -> None:
+    """Nobody has decided on the others."""
     ask(tmp_path, 1)
     decided = ask(tmp_path, 2)
     ask(tmp_path, 3)
-    settle_job(tmp_path, decided, approve=False, by="anna")
-    assert list_waiting_seeds(tmp_path) == [3]
+    settle_job(tmp_path, decided, approve=approve, by="anna")
+    assert list_waiting_seeds(tmp_path) == [3, 1]
+
+
+def test_a_job_that_is_approved_while_the_server_asks_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise rejecting the waiting job would withdraw the approval."""
+    write = guard.write_json
+
+    def approve_and_write(path: Path, pending: dict[str, Any]) -> None:
+        settle_job(tmp_path, pending["table"], approve=True, by="anna")
+        write(path, pending)
+
+    monkeypatch.setattr(guard, "write_json", approve_and_write)
+    approved = ask(tmp_path, 1)
+    assert list_waiting_seeds(tmp_path) == []
+    require_approved(tmp_path, "a", approved, Policy())
+
+
+def test_a_job_stops_waiting_when_the_server_no_longer_asks_for_it(
+    tmp_path: Path,
+) -> None:
+    """An aborted run leaves its job. Only the last request for a job counts."""
+    ask(tmp_path, 1)
+    (path,) = tmp_path.rglob("pending/*.json")
+    last_time = path.stat().st_mtime - PENDING_SECONDS
+    os.utime(path, (last_time + 60, last_time + 60))
+    assert list_waiting_seeds(tmp_path) == [1]
+    os.utime(path, (last_time - 60, last_time - 60))
+    assert list_waiting_seeds(tmp_path) == []
+    ask(tmp_path, 1)
+    assert list_waiting_seeds(tmp_path) == [1]
+
+    os.utime(path, (last_time - 60, last_time - 60))
+    ask(tmp_path, 2)
+    assert not path.exists()
 
 
 def test_a_damaged_request_is_named_with_a_remedy(tmp_path: Path) -> None:

@@ -102,6 +102,10 @@ LINE_BYTES = 2**16
 TABLE_BYTES = 2**21  # as JSON
 TABLE_VALUES = 100_000
 MAX_PENDING = 8  # jobs that wait for a decision; older ones are removed
+# A job no longer waits if the server has not asked for it for this long. A run asks
+# every few seconds; while other sites are silent, once in the job's `timeout`, which is
+# ten minutes by default.
+PENDING_SECONDS = 3600
 SHORT = 16  # number of characters of an answer's hash in the spending record
 NOISY = "noisy"  # prefix of the names of tasks whose answers have noise
 # The keys of a ledger line that say how much training is behind an update.
@@ -197,6 +201,8 @@ def require_approved(
             f"{TABLE_BYTES:,} bytes, which no person could read before approving it"
         )
     _store_pending(kit, fingerprint, table)
+    if approvals.read_standing(table).settled is not None:  # people decided meanwhile
+        _get_pending_path(kit, fingerprint).unlink(missing_ok=True)
     problem = APPROVED_OTHER_FORM if status == "changed" else NOT_APPROVED
     progress = ""
     if status == "waiting":
@@ -213,20 +219,26 @@ def _get_pending_path(kit: Path, fingerprint: str) -> Path:
     return kit / RULES / "pending" / f"{fingerprint}.json"
 
 
-def _list_pending_paths(kit: Path) -> list[Path]:
-    """Return the files of the jobs that wait for a decision, the newest first."""
+def _read_request_times(kit: Path) -> dict[Path, int]:
+    """Return when the server last asked for each job, in nanoseconds, by its file."""
     times = {}
     for path in (kit / RULES / "pending").glob("*.json"):
         with suppress(FileNotFoundError):  # another process may remove it
             times[path] = path.stat().st_mtime_ns
-    return sorted(times, key=times.__getitem__, reverse=True)
+    return times
+
+
+def _is_expired(request_time: int) -> bool:
+    """Return whether the server no longer asks for a job, by its last request."""
+    return time_ns() - request_time > PENDING_SECONDS * 10**9
 
 
 def _store_pending(kit: Path, fingerprint: str, table: Mapping[str, Any]) -> None:
     """Store a job that waits for a decision, as the newest one.
 
-    At most `MAX_PENDING` jobs are kept, so that a server can neither fill the disk nor
-    replace a job before people can decide on it.
+    At most `MAX_PENDING` jobs are kept, so that a server cannot fill the disk. A server
+    that alternates a few jobs cannot replace one of them; a server that asks for more
+    jobs can. Jobs for which the server no longer asks are removed.
     """
     path = _get_pending_path(kit, fingerprint)
     if not path.exists():
@@ -239,31 +251,27 @@ def _store_pending(kit: Path, fingerprint: str, table: Mapping[str, Any]) -> Non
     now = time_ns()
     with suppress(FileNotFoundError):  # people may decide on the job now
         os.utime(path, ns=(now, now))
-    others = [other for other in _list_pending_paths(kit) if other != path]
-    for oldest in others[MAX_PENDING - 1 :]:
-        oldest.unlink(missing_ok=True)
-
-
-def _remove_pending(kit: Path, fingerprint: str) -> None:
-    """Remove a decided job, and those for which the server asked earlier.
-
-    Most of the earlier jobs were aborted. For the others, the server asks again.
-    """
-    paths = _list_pending_paths(kit)
-    path = _get_pending_path(kit, fingerprint)
-    if path in paths:
-        for each in paths[paths.index(path) :]:
-            each.unlink(missing_ok=True)
+    times = _read_request_times(kit)
+    times.pop(path, None)
+    newest_first = sorted(times, key=times.__getitem__, reverse=True)
+    for place, other in enumerate(newest_first, start=1):
+        if place >= MAX_PENDING or _is_expired(times[other]):
+            other.unlink(missing_ok=True)
 
 
 def read_pending_jobs(kit: Path) -> list[RequestedJob]:
-    """Return the requested jobs that wait for a decision, the newest request first.
+    """Return the jobs that wait for a decision, the one that was asked for last first.
+
+    The time of the first request counts, so that the order stays the same while the
+    server asks again.
 
     Raises:
         ConfigError: A file is damaged.
     """
     jobs = []
-    for path in _list_pending_paths(kit):
+    for path, request_time in _read_request_times(kit).items():
+        if _is_expired(request_time):
+            continue
         try:
             pending = dict(read_json(path))
             fingerprint = fingerprint_table(pending["table"])
@@ -277,7 +285,7 @@ def read_pending_jobs(kit: Path) -> list[RequestedJob]:
             raise ConfigError(
                 f"{path}: damaged; delete it, and the server will ask again"
             ) from error
-    return jobs
+    return sorted(jobs, key=lambda job: job.when, reverse=True)
 
 
 def find_job(kit: Path, prefix: str) -> RequestedJob:
@@ -341,7 +349,7 @@ def settle_job(
         decision, table, by=by, when=read_clock(), signer=signer, ledger_hash=ledger_end
     )
     if approvals.read_standing(table).settled is not None:
-        _remove_pending(kit, fingerprint)
+        _get_pending_path(kit, fingerprint).unlink(missing_ok=True)
     return fingerprint
 
 
