@@ -299,12 +299,59 @@ def test_each_of_several_waiting_jobs_can_be_chosen(kit: Path) -> None:
     assert status.index(f"other ({other_prefix}) is waiting") < status.index(
         f"ner ({prefix}) is waiting"
     )
-    shown = run_site_command("approve", kit, typed="n\n")
+    shown = run_site_command("approve", kit, other_prefix, typed="n\n")
     assert shown.startswith(f"fingerprint {fingerprint_table(other_job)}")
     assert f"also waiting for a decision: ner ({prefix}); to see one of them" in shown
     shown = run_site_command("approve", kit, prefix, "--yes")
     assert f"also waiting for a decision: other ({other_prefix})" in shown
     assert f"approved: ner ({prefix})" in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("approve", []),
+        ("approve", ["--yes"]),
+        ("approve", ["--yes", "--wait"]),
+        ("reject", []),
+    ],
+)
+def test_a_decision_names_its_job_if_several_jobs_are_waiting(
+    kit: Path, word: str, options: list[str]
+) -> None:
+    """The person has seen one of them, and the server may have asked for another."""
+    request_approval(kit, JOB)
+    other_job = {**JOB, "name": "other"}
+    request_approval(kit, other_job)
+    message = " ".join(run_site_command(word, kit, *options, code=2).split())
+    assert "2 jobs are waiting for a decision: " in message
+    for job in (JOB, other_job):
+        label = f"{job['name']} ({fingerprint_table(job)[:12]})"
+        assert f"{label}, for which no run asks now" in message
+    assert f"fednotes site {word} {kit} FINGERPRINT" in message
+    assert not open_approvals(kit).read_decisions()
+    assert len(read_pending_jobs(kit)) == 2
+
+
+def test_an_approval_is_withdrawn_only_by_its_fingerprint(kit: Path) -> None:
+    """Rejecting two waiting jobs, one after the other, does not end a run."""
+    request_approval(kit, JOB)
+    run_site_command("approve", kit, "--yes")
+    for seed in (2, 3):
+        request_approval(kit, {**JOB, "seed": seed})
+    (newer, older) = read_pending_jobs(kit)
+    run_site_command("reject", kit, newer.fingerprint[:12])
+    assert "seed" not in open_approvals(kit).find_last_approval().table
+    assert f"({older.fingerprint[:12]})" in run_site_command("reject", kit)
+
+    prefix = fingerprint_table(JOB)[:12]
+    message = run_site_command("reject", kit, code=2)
+    assert f"to withdraw the approval of ner ({prefix}): " in message
+    assert f"fednotes site reject {kit} {prefix}" in message
+    assert open_approvals(kit).read_status(JOB) == "approved"
+    assert "its approval is withdrawn" in run_site_command("reject", kit, prefix)
+    message = run_site_command("reject", kit, code=2)
+    assert "no job is waiting for a decision, and none is approved" in message
 
 
 def test_an_input_without_an_answer_is_no_decision(kit: Path) -> None:
@@ -554,7 +601,8 @@ def test_every_earlier_job_is_compared_including_withdrawn_ones(kit: Path) -> No
     """Its sums may be known by then."""
     request_approval(kit, notes_job([*SITES, "h4"]))
     run_site_command("approve", kit, "--yes")
-    run_site_command("reject", kit)
+    (decision,) = open_approvals(kit).read_decisions()
+    run_site_command("reject", kit, decision.fingerprint)
     comparison = screen(kit, notes_job(SITES, max_sentences=60), notes_job(SITES))
     assert (
         comparison.count("compared with ") == 1

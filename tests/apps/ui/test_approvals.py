@@ -33,6 +33,7 @@ from fednotes.apps.ui.content import find_ledger_reader, load_content
 from fednotes.apps.ui.pages import create_app
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
+from fednotes.core.tables import fingerprint_table
 
 ROOT = "http://127.0.0.1:8000"
 SITES = ["north", "south", "east"]
@@ -210,8 +211,9 @@ def test_an_approval_applies_only_to_what_was_shown(kit: Path) -> None:
     request_approval(kit, JOB)
     browser = browse(kit)
     fields = approval(browser.get("/approvals").text)
-    request_approval(kit, {**JOB, "seed": 2})
-    run_site_command("approve", kit, "--yes")
+    changed_job = {**JOB, "seed": 2}
+    request_approval(kit, changed_job)
+    run_site_command("approve", kit, fingerprint_table(changed_job), "--yes")
     assert browser.post("/approvals/0", data=fields).status_code == 400
     request_approval(kit, JOB)
     assert browser.post("/approvals/0", data=fields).status_code == 400

@@ -497,11 +497,11 @@ def site_approve(
         ),
     ] = None,
 ) -> None:
-    """Show the newest job that is waiting for approval, and approve it.
+    """Show the job that is waiting for approval, and approve it.
 
-    The job's changes since the last approved job are shown. With a fingerprint, approve
-    that job, even if it was rejected before. With --wait, wait until the server asks
-    this site for approval.
+    The job's changes since the last approved job are shown. If several jobs are
+    waiting, a fingerprint is required. With a fingerprint, approve that job, even if it
+    was rejected before. With --wait, wait until the server asks this site for approval.
     """
     from fednotes.apps.deployment.approval_requests import (
         describe_account,
@@ -509,7 +509,6 @@ def site_approve(
         read_quorum,
     )
     from fednotes.apps.deployment.rules.guard import (
-        find_job,
         open_approvals,
         read_pending_jobs,
         settle_job,
@@ -520,11 +519,8 @@ def site_approve(
     if wait:
         _await_request(kit, job, timeout)
     waiting_jobs = read_pending_jobs(kit)
-    if job:
-        requested = find_job(kit, job)
-    elif waiting_jobs:
-        requested = waiting_jobs[0]
-    else:
+    requested = _find_requested_job(kit, job, waiting_jobs, command="approve")
+    if requested is None:
         raise ConfigError(_explain_no_job(kit))
     table = requested.table
 
@@ -548,6 +544,40 @@ def site_approve(
         kit, table, approve=True, by=describe_account(), quorum=quorum, signer=signer
     )
     _say_approved(kit, requested, quorum)
+
+
+def _find_requested_job(
+    kit: Path, prefix: str, waiting_jobs: Sequence[RequestedJob], *, command: str
+) -> RequestedJob | None:
+    """Return the job on which a person decides; None if no job waits.
+
+    Args:
+        kit: The site's kit.
+        prefix: Prefix of the job's fingerprint; "" for the only waiting job.
+        waiting_jobs: The jobs that wait for a decision.
+        command: "approve" or "reject".
+
+    Raises:
+        ConfigError: No job has the prefix, or it is missing although several jobs wait.
+    """
+    from fednotes.apps.deployment.approval_requests import has_run, label_job
+    from fednotes.apps.deployment.rules.guard import find_job
+
+    if prefix:
+        return find_job(kit, prefix)
+    if len(waiting_jobs) > 1:
+        labels = []
+        for job in waiting_jobs:
+            label = label_job(job.table, job.fingerprint)
+            if not has_run(kit, job):
+                label = f"{label}, for which no run asks now"
+            labels.append(label)
+        raise ConfigError(
+            f"{kit}: {len(waiting_jobs)} jobs are waiting for a decision: "
+            f"{'; '.join(labels)}. Choose one by its fingerprint: fednotes site "
+            f"{command} {kit} FINGERPRINT"
+        )
+    return waiting_jobs[0] if waiting_jobs else None
 
 
 def _say_other_jobs(
@@ -695,12 +725,13 @@ def _is_known_job(kit: Path, prefix: str, decided_jobs: Sequence[str]) -> bool:
 @site.command("reject")
 @with_examples(
     "fednotes site reject kits/sites/mercy",
+    "fednotes site reject kits/sites/mercy 3f2a9c",
 )
 def site_reject(kit: Kit, job: Job = "") -> None:
-    """Reject the newest waiting job, or withdraw the last approval.
+    """Reject the waiting job, or withdraw the approval of a job.
 
-    If no job is waiting, withdraw the last approval. With a fingerprint, reject that
-    job. One person's rejection is enough and needs no key.
+    If several jobs are waiting, a fingerprint is required. An approval is withdrawn
+    only by the job's fingerprint. One person's rejection is enough and needs no key.
     """
     from fednotes.apps.deployment.approval_requests import (
         describe_account,
@@ -708,7 +739,6 @@ def site_reject(kit: Kit, job: Job = "") -> None:
         read_quorum,
     )
     from fednotes.apps.deployment.rules.guard import (
-        find_job,
         open_approvals,
         read_pending_jobs,
         settle_job,
@@ -716,19 +746,21 @@ def site_reject(kit: Kit, job: Job = "") -> None:
 
     require_role(kit, "site")
     quorum = read_quorum(kit)
-    waiting_jobs = read_pending_jobs(kit)
     approvals = open_approvals(kit, quorum)
     last_approval = approvals.find_last_approval()
-    if job:
-        table = find_job(kit, job).table
-    elif waiting_jobs:
-        table = waiting_jobs[0].table
-    elif last_approval is not None:
-        table = dict(last_approval.table)
-    else:
+    requested = _find_requested_job(kit, job, read_pending_jobs(kit), command="reject")
+    if requested is None and last_approval is not None:
+        label = label_job(last_approval.table, last_approval.fingerprint)
+        prefix = last_approval.fingerprint[:_SHOWN_CHARACTERS]
+        raise ConfigError(
+            f"{kit}: no job is waiting for a decision; to withdraw the approval of "
+            f"{label}: fednotes site reject {kit} {prefix}"
+        )
+    if requested is None:
         raise ConfigError(
             f"{kit}: no job is waiting for a decision, and none is approved"
         )
+    table = requested.table
 
     effect = "a job that was not approved"
     if approvals.read_status(table) == "approved":
