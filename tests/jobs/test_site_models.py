@@ -94,7 +94,7 @@ def test_a_site_trains_and_saves_its_own_kind_of_model(
 def test_settings_of_a_site_replace_those_of_the_job(folder: Path) -> None:
     _, config, parts = prepare(make_job(folder, OWN))
     alone = {part.site: part.config for part in parts if part.condition == "alone"}
-    assert [alone[name].first_epochs for name in NAMES] == [1, 2, 1]
+    assert [alone[name].first_epochs for name in NAMES] == [2, 3, 2]
     assert alone["south"].learning_rate == 1e-3
     assert alone["south"].model.encoder == str(folder / "bert")
     assert config.for_site("south").rounds == 1

@@ -17,7 +17,7 @@ from small_classifiers import document
 from tiny_models import save_encoder
 
 from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.core.types import PublicNotes, SiteData, TagSet
+from fednotes.core.types import Document, PublicNotes, SiteData, TagSet
 from fednotes.core.update import Total, Update
 from fednotes.data.tags import find_allowed_transitions
 from fednotes.engines.inprocess import InProcess
@@ -246,24 +246,92 @@ def test_only_predictions_and_counts_leave_sites_of_different_models(
     assert up == down == 2 * 4 * (2 * words + 1)
 
 
-def test_predictions_of_others_change_what_a_site_learns() -> None:
-    """The same site, alone and with others, starts with the same model."""
-    sites = [replace(s, tags=TagSet(("Drug",))) for s in map(only_drugs, three_sites())]
-    config = configured(sites)
-    (alone, *_) = fedmd.METHOD.configure_alone(config, sites)
-    by_itself = Site(sites[0], alone)
-    fedmd.train(InProcess([by_itself]), alone)
-    members = [Site(site, config) for site in sites]
-    members[0].train({}, round=0)
-    for name, value in by_itself.parameters.items():
-        assert torch.equal(value, members[0].parameters[name]), name
+def test_each_tag_learns_from_its_own_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Site b annotates Drug and ADR; the mean has ADR from no site, so b's own stays."""
+    sites = three_sites()
+    site = Site(sites[1], configured(sites))
+    targets: list[np.ndarray] = []
 
-    members = [Site(site, config) for site in sites]
-    fedmd.train(InProcess(members), config)
-    assert any(
-        not torch.equal(value, members[0].parameters[name])
-        for name, value in by_itself.parameters.items()
+    def record(corpus: Any, q: np.ndarray, *, for_crf: bool) -> Any:
+        targets.append(q)
+        return make_word_targets(corpus, q, for_crf=for_crf)
+
+    monkeypatch.setattr(fedmd, "make_word_targets", record)
+    mean = torch.tensor([0.1, 0.2, 0.3, 0.05]).repeat(site.config.public_words, 1)
+    own, _ = site._compute_posteriors()
+    site.train({"posteriors": mean, "annotated": torch.tensor([2.0, 0.0])}, round=1)
+
+    inside = np.concatenate([mean[:, :2].numpy(), own[:, 3:]], axis=1)
+    inside /= np.maximum(inside.sum(1, keepdims=True), 1.0)
+    np.testing.assert_allclose(targets[0][:, 1:], inside, rtol=1e-6)
+
+
+def test_predictions_of_others_change_what_a_site_learns() -> None:
+    """Two runs of the same site differ only in the mean that it receives."""
+    sites = three_sites()
+    config = configured(sites)
+    annotated = torch.tensor([2.0, 2.0])
+    learnt = []
+    for value in (0.1, 0.1, 0.4):
+        site = Site(sites[0], config)
+        mean = torch.full((config.public_words, 4), value)
+        site.train({"posteriors": mean, "annotated": annotated}, round=1)
+        learnt.append(site.parameters)
+    one, again, other = learnt
+    assert all(torch.equal(value, again[name]) for name, value in one.items())
+    assert any(not torch.equal(value, other[name]) for name, value in one.items())
+
+
+def count_batches(site: Site, config: Config, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the number of steps on a site's own notes in a run of this site."""
+    steps = []
+    monkeypatch.setattr(
+        fedmd,
+        "_Sentences",
+        lambda *given: steps.append(given) or fedmd_sentences(*given),
     )
+    tensors = {
+        "posteriors": torch.zeros(config.public_words, 4),
+        "annotated": torch.tensor([2.0, 2.0]),
+    }
+    for round in range(config.rounds + 1):
+        site.train(tensors if round else {}, round=round)
+    return len(steps)
+
+
+fedmd_sentences = fedmd._Sentences
+
+
+def test_alone_and_pooled_train_for_as_many_epochs_as_the_federation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By hand: 5 notes in batches of 3 are 2 steps; 4 and 2 · 3 epochs are 20 steps."""
+    sites = three_sites()
+    config = configured(sites, rounds=2, first_epochs=2, local_epochs=3)
+    own = replace(config, first_epochs=4)
+    config = replace(config, of_sites={"b": own})
+    alone = fedmd.METHOD.configure_alone(config, sites)
+    assert [each.first_epochs for each in alone] == [8, 10, 8]
+    assert all(each.rounds == 0 for each in alone)
+    for place, steps in enumerate((16, 20, 16)):
+        federated = Site(sites[place], config)
+        assert count_batches(federated, config, monkeypatch) == steps
+        by_itself = Site(sites[place], alone[place])
+        assert count_batches(by_itself, alone[place], monkeypatch) == steps
+
+    same = [replace(s, tags=TagSet(("Drug",))) for s in map(only_drugs, sites)]
+    _, pooled = fedmd.METHOD.configure_pooled(config, same, None)
+    assert (pooled.rounds, pooled.first_epochs) == (0, 8)
+
+
+def test_a_site_alone_starts_with_the_model_of_the_federation() -> None:
+    sites = three_sites()
+    config = configured(sites)
+    (alone, *_) = fedmd.METHOD.configure_alone(config, [only_drugs(sites[0])])
+    by_itself = Site(sites[0], alone)
+    member = Site(sites[0], config)
+    for name, value in by_itself.parameters.items():
+        assert torch.equal(value, member.parameters[name]), name
 
 
 def only_drugs(site: SiteData) -> SiteData:
@@ -309,6 +377,21 @@ def test_different_public_notes_are_refused() -> None:
     sites[1] = replace(sites[1], public=None)
     with pytest.raises(ConfigError, match="'b' has no public notes"):
         configured(sites)
+
+
+def test_limits_of_sentences_in_a_file_do_not_change_the_public_sentences() -> None:
+    """CoNLL files have such limits and other formats have none."""
+    text = "She took metoprolol. It helped. She left"
+    marked = Document("1", text, sentences=((0, 8), (9, len(text))))
+    plain = Document("1", text)
+    of_marked, of_plain = PublicNotes.of([marked]), PublicNotes.of([plain])
+    assert of_marked.digest == of_plain.digest
+    texts = [
+        [each.text for each in fedmd.cut_public_sentences(public, 0, 1)]
+        for public in (of_marked, of_plain)
+    ]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 3
 
 
 def test_sites_without_a_common_type_or_scheme_are_refused() -> None:

@@ -132,8 +132,15 @@ class PublicNotes:
 
     @classmethod
     def of(cls, documents: Iterable[Document]) -> Self:
-        """Return the texts of documents, without their annotation."""
-        texts = tuple(replace(document, spans=()) for document in documents)
+        """Return the texts of documents, without their annotation.
+
+        The limits of sentences and tokens in a source file are removed, too. All sites
+        therefore cut texts with the same digest into the same sentences.
+        """
+        texts = tuple(
+            replace(document, spans=(), sentences=(), tokens=())
+            for document in documents
+        )
         digest = hashlib.sha256()
         for document in texts:
             digest.update(f"{document.text}\x1e".encode())

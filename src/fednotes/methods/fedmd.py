@@ -69,6 +69,7 @@ from fednotes.taggers.saving import (
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.word_targets import make_word_targets
 from fednotes.training.local_trainer import LocalTrainer, Step
+from fednotes.training.precision import Precision
 from fednotes.training.sites import Best, MentionSite, summarise_mentions, unite_tags
 
 PREDICT = "predict"
@@ -131,7 +132,7 @@ class Config:
     decay: Literal["linear", "constant"] = "linear"
     weight_decay: NonNegativeFloat = 0.01
     clip: NonNegativeFloat = 1.0
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    precision: Precision = "float32"
     select: Literal["last", "best"] = "best"
     seed: FilledIn[int] = 0
     tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
@@ -667,9 +668,9 @@ class FedMD(Method):
     def configure_alone(
         self, config: Config, sites: Sequence[SiteData]
     ) -> tuple[Config, ...]:
-        """Return each site's settings without an exchange, for its own model."""
+        """Return each site's settings without an exchange, with as many epochs."""
         return tuple(
-            replace(config.for_site(site.id), rounds=0, tags=site.tags)
+            replace(_merge_rounds(config.for_site(site.id)), tags=site.tags)
             for site in sites
         )
 
@@ -681,7 +682,8 @@ class FedMD(Method):
     ) -> tuple[tuple[SiteData, ...], Config]:
         """Return the pooled data and the settings of the job's [model] trained on it.
 
-        The sites' own models are not trained on the pooled data.
+        It trains for as many epochs as in the federation. The sites' own models are not
+        trained on the pooled data.
 
         Raises:
             ConfigError: The sites' types differ and no complete annotation is known.
@@ -689,11 +691,12 @@ class FedMD(Method):
         source = complete or sites
         if len({frozenset(site.tags.types) for site in source}) > 1:
             raise ConfigError(
-                'conditions has "pooled", which needs the complete annotation of every '
-                'site: leave it out: conditions = ["alone", "federated"]'
+                'conditions has "pooled", which needs sites that all annotate the same '
+                "types, or the complete annotation of every site: leave it out: "
+                'conditions = ["alone", "federated"]'
             )
         together = pool_documents(source)
-        pooled = replace(config, rounds=0, tags=together.tags, of_sites={})
+        pooled = replace(_merge_rounds(config), tags=together.tags, of_sites={})
         return (together,), pooled
 
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -720,6 +723,12 @@ class FedMD(Method):
         numbers = config.public_words * len(list_shared_tags(config))
         size = FLOAT_BYTES * (numbers + len(config.shared_types))
         return config.rounds * size, config.rounds * size
+
+
+def _merge_rounds(config: Config) -> Config:
+    """Return settings that train once, for as many epochs as all rounds together."""
+    epochs = config.first_epochs + config.rounds * config.local_epochs
+    return replace(config, rounds=0, first_epochs=epochs)
 
 
 def _gives_probabilities(config: Any) -> bool:
