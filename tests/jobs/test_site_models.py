@@ -12,11 +12,13 @@ from tiny_models import save_bert
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import write
+from fednotes.jobs.card import CARD, write_cards
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_check import rehearse
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.parts import estimate_traffic, prepare
 from fednotes.jobs.simulate import simulate
+from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import load_model
 
 NAMES = ("north", "south", "west")
@@ -87,6 +89,15 @@ def test_a_site_trains_and_saves_its_own_kind_of_model(
             kind = load_model(path).config.kind
             assert kind == ("token-classifier" if name == "south" else "tagger")
             assert condition in result.sites[name]
+    write_cards(tmp_path)
+    for condition in ("alone/south", "federated"):
+        card = (tmp_path / condition / "sites" / "south" / "model" / CARD).read_text()
+        assert "`model.encoder` = bert\n" in card
+        assert "`training.first_epochs` = 2\n" in card
+        assert "`training.local_epochs` = 1\n" in card
+        assert "hashed" not in card
+    of_job = tmp_path / "federated" / "sites" / "west" / "model" / CARD
+    assert "`training.first_epochs` = 1\n" in of_job.read_text()
     sent = tmp_path / "federated" / "sites" / "south" / "sent" / "round-1.tsv"
     assert sent.read_text().startswith("word\tB-Drug\tI-Drug\n")
 
@@ -164,3 +175,33 @@ def test_other_methods_do_not_read_public_notes(folder: Path) -> None:
 def test_differential_privacy_is_refused_with_the_reason(folder: Path) -> None:
     with pytest.raises(ConfigError, match="trained on the notes without noise"):
         make_job(folder, privacy={"epsilon": 8.0})
+
+
+def test_a_description_of_a_type_that_no_site_has_is_refused(folder: Path) -> None:
+    """Descriptions of the types of a left-out site stay allowed."""
+    model = {
+        "kind": "type-scorer",
+        "encoder": "bert",
+        "descriptions": {"Durg": "a medicine"},
+    }
+    settings: dict[str, Any] = {"method": "finetune", "training": {}}
+    with pytest.raises(ConfigError, match="unknown type 'Durg'; did you mean 'Drug'"):
+        prepare(make_job(folder, model=model, **settings))
+
+    model["descriptions"] = {"Drug": "a medicine", "Remedy": "what only south has"}
+    job = make_job(
+        folder,
+        {"label_map": {"Drug": "Remedy"}},
+        model=model,
+        conditions=["left-out"],
+        federation={"secure_sum": False},
+        **settings,
+    )
+    _, config, _ = prepare(job)
+    assert config.model.descriptions == model["descriptions"]
+
+
+def test_words_for_a_type_that_no_site_has_are_refused() -> None:
+    config = PromptBartConfig(label_words={"Durg": "medicine"})
+    with pytest.raises(ConfigError, match="unknown type 'Durg'; did you mean 'Drug'"):
+        config.require_known_types(["Drug"])

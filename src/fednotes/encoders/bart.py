@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import signature
@@ -194,6 +194,16 @@ def find_cache_keyword(decoder: nn.Module) -> str:
     return "cache" if takes_cache else "past_key_values"
 
 
+def require_known_labels(label_words: Iterable[str], types: Collection[str]) -> None:
+    """Raise ConfigError if a type with words is not one of these types."""
+    for label in label_words:
+        if label not in types:
+            raise ConfigError(
+                "[model] label_words: unknown type "
+                f"{label!r}; {suggest_name(label, types)}"
+            )
+
+
 def make_fixed_rows(
     backbone: BartBackbone, types: Sequence[str], label_words: Mapping[str, str]
 ) -> Tensor:
@@ -211,11 +221,7 @@ def make_fixed_rows(
         ConfigError: Words belong to no type, have no sub-words, or are the same for two
             types.
     """
-    for label in label_words:
-        if label not in types:
-            raise ConfigError(
-                f"label_words: unknown type {label!r}; {suggest_name(label, types)}"
-            )
+    require_known_labels(label_words, types)
     table = backbone.model.get_input_embeddings()
     device = table.weight.device
     rows = [table(torch.tensor([mark], device=device)) for mark in backbone.marks]

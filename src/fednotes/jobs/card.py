@@ -227,7 +227,7 @@ def _describe_run(origin: _Origin, model: Path) -> dict[str, Any]:
 
     settings = [
         (key, value)
-        for key, value in _list_public_settings(result.config)
+        for key, value in _list_public_settings(_select_settings(origin))
         if key.split(".")[0] not in _NO_SETTINGS
     ]
     return {
@@ -242,6 +242,19 @@ def _describe_run(origin: _Origin, model: Path) -> dict[str, Any]:
         "settings": settings,
         "job": {key: str(origin.job.get(key, "")) for key in ("job", "fingerprint")},
     }
+
+
+def _select_settings(origin: _Origin) -> Mapping[str, Any]:
+    """Return the job's tables with the model and settings of the model's own site."""
+    tables = dict(origin.result.config)
+    if origin.condition == "pooled":
+        return tables
+    own = as_mapping(as_mapping(tables.get("sites")).get(origin.site))
+    if own.get("model"):
+        tables["model"] = own["model"]
+    training = as_mapping(own.get("training"))
+    tables["training"] = {**as_mapping(tables.get("training")), **training}
+    return tables
 
 
 def _describe_scores(origin: _Origin, model: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from fednotes.jobs.left_out_sites import choose_left_out_sites
 from fednotes.jobs.results import LEFT_OUT, OWN_MIX
 from fednotes.methods.base import Method
 from fednotes.privacy.secure_sum import FEWEST_SITES
+from fednotes.taggers.model import ModelConfig
 from fednotes.training.site_sampling import (
     count_drawn_sites,
     remove_sampling,
@@ -127,8 +128,26 @@ def prepare(
         FednotesError: The data cannot be read, or do not match the job.
     """
     sites = load_sites(job, progress)
-    config = job.module.configure(job.config, sites.data)
+    config = configure(job, sites.data)
     return sites, config, list_parts(job, sites, config)
+
+
+def configure(job: Job, sites: Sequence[Any]) -> Any:
+    """Return the method's config, completed with the facts of all sites.
+
+    Args:
+        job: The job.
+        sites: Data of all sites of the job, also of those that are left out.
+
+    Raises:
+        ConfigError: The job does not match the sites, or a setting of its model is
+            about an entity type that no site has.
+    """
+    config = job.module.configure(job.config, sites)
+    model = getattr(config, "model", None)
+    if isinstance(model, ModelConfig):
+        model.require_known_types(config.tags.types)
+    return config
 
 
 def list_parts(job: Job, sites: Sites, config: Any) -> list[Part]:

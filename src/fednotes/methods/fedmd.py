@@ -518,7 +518,7 @@ class Site(MentionSite):
         columns = {
             tag: consensus[:, place]
             for place, tag in enumerate(tags)
-            if sites[place // width] > 0
+            if sites[place // width] > 0  # [fedmd combine]
         }
         targets = combine_with_own(own, self.data.tags.tags, columns)
         soft = make_word_targets(self.public_set, targets, for_crf=has_crf)

@@ -76,6 +76,13 @@ class ModelConfig:
         """Return the configuration of a model with only these entity types."""
         return self
 
+    def require_known_types(self, types: Collection[str]) -> None:
+        """Raise ConfigError if a setting is about an entity type that no site has.
+
+        Args:
+            types: The entity types of all sites.
+        """
+
     @property
     def has_frozen_encoder(self) -> bool:
         """Whether the model reads the states of a frozen encoder."""

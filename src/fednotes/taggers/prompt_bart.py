@@ -48,6 +48,7 @@ from fednotes.encoders.bart import (
     find_cache_keyword,
     load_backbone,
     make_fixed_rows,
+    require_known_labels,
 )
 from fednotes.encoders.encoder import batch_similar_lengths
 from fednotes.taggers.corpora import PreparedCorpus, require_sentences
@@ -116,6 +117,10 @@ class PromptBartConfig(ModelConfig):
             label: text for label, text in self.label_words.items() if label in types
         }
         return replace(self, label_words=words)
+
+    def require_known_types(self, types: Collection[str]) -> None:
+        """Raise ConfigError if words are of a type that no site has."""
+        require_known_labels(self.label_words, types)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ in all its layers' linear maps, U, c, V and b are trained and sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar, Literal
@@ -129,6 +129,20 @@ class TypeScorerConfig(ModelConfig):
         }
         return replace(self, descriptions=descriptions)
 
+    def require_known_types(self, types: Collection[str]) -> None:
+        """Raise ConfigError if a description is of a type that no site has."""
+        _require_known(self.descriptions, types)
+
+
+def _require_known(labels: Iterable[str], types: Collection[str]) -> None:
+    """Raise ConfigError if a described type is not one of these."""
+    for label in labels:
+        if label not in types:
+            raise ConfigError(
+                "[model] descriptions: unknown type "
+                f"{label!r}; {suggest_name(label, types)}"
+            )
+
 
 def make_type_texts(
     types: Sequence[str], descriptions: Mapping[str, str]
@@ -139,11 +153,7 @@ def make_type_texts(
         ConfigError: A description is of an unknown type, or two types have the same
             text.
     """
-    for label in descriptions:
-        if label not in types:
-            raise ConfigError(
-                f"descriptions: unknown type {label!r}; {suggest_name(label, types)}"
-            )
+    _require_known(descriptions, types)
     texts: dict[str, str] = {}
     for label in types:
         name = split_label(label)

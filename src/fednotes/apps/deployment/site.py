@@ -347,7 +347,8 @@ class _Participation:
             holds=self.job.kind.name,
             seed=self.job.seed,
             title=self.job.title,
-            config=self.table["job"],
+            # With the tables of the site's own file.
+            config={**self.table["job"], "sites": self.job.table["sites"]},
         )
         declaration = {
             "job": str(self.table["name"]),

@@ -33,6 +33,7 @@ from fednotes.encoders.pretrained import (
 )
 from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
+from fednotes.jobs.parts import configure
 from fednotes.taggers.saving import list_encoder_keys
 from fednotes.training.site_sampling import count_drawn_sites
 
@@ -287,7 +288,7 @@ def derive_config(job: Job, descriptions: Descriptions) -> Any:
         _require_annotated(job.tags.types, descriptions)
     _require_few_types(job, descriptions)
     stubs = tuple(_make_stub(job, site, facts) for site, facts in descriptions.items())
-    return job.module.configure(job.config, stubs)
+    return configure(job, stubs)
 
 
 def _require_same_version(descriptions: Descriptions) -> None:
