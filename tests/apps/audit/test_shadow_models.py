@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_jobs import TABLE
+from tiny_jobs import TABLE, corpus
 from tiny_models import save_bert
 
 from fednotes.apps.audit import Scene, Trial
@@ -68,6 +68,25 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "MODELS", 4)
     monkeypatch.setattr(models, "CONTROL_UNITS", 12)
     monkeypatch.setattr(secrets, "TIMES_PLANTED", {1: 4, 10: 1})
+
+
+def test_attacks_on_predictions_are_reported_as_not_tried(tmp_path: Path) -> None:
+    """They are missing, which does not mean that predictions reveal nothing."""
+    for name in ("a", "b", "public"):
+        corpus(tmp_path / f"{name}.conll", "Drug", f"{name}x")
+    table = {
+        "method": "fedmd",
+        "model": TABLE["model"],
+        "sites": {
+            name: {"path": f"{name}.conll", "public": "public.conll"} for name in "ab"
+        },
+    }
+    job = parse_job(table, "job", tmp_path, "job")
+    whole = Scene(job, load_sites(job))
+    for attack in (*membership.NOTE_ATTACKS, *NAMES):
+        leak = attack.run(whole)
+        assert leak.applies
+        assert leak.why.startswith("could not be tried: no parameter leaves a site")
 
 
 def test_membership_is_the_ratio_of_two_normal_densities() -> None:

@@ -30,7 +30,7 @@ from fednotes.apps.audit.shadow.secrets import (
     draw_secrets,
 )
 from fednotes.apps.audit.shadow.subject import Subject, convert_to_log_odds
-from fednotes.core.errors import DataError
+from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job
@@ -78,8 +78,13 @@ def train_shadow_models(scene: Scene, control_of: str = "") -> ShadowScores:
             "labels".
 
     Raises:
-        FednotesError: The site has too few units, or training fails.
+        FednotesError: The site has too few units, training fails, or sites send
+            predictions in place of parameters.
     """
+    if scene.job.module.reads_public_notes:
+        raise ConfigError(
+            "no parameter leaves a site, and the audit has no attack on predictions yet"
+        )
     copies = CONTROL_REPEATS if scene.is_control else 1
     rng = rng_of(scene.job.seed, "audit", scene.site)
     subject, job = _make_subject(scene, rng, control_of)
