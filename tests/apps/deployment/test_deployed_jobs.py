@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from applications import has_app
 
+from fednotes.apps.deployment.site import _Participation
 from fednotes.apps.deployment.site_agreement import (
+    Description,
     decode_descriptions,
     derive_config,
     describe_site,
@@ -24,7 +26,11 @@ from fednotes.apps.deployment.site_file import (
     read_site_file,
 )
 from fednotes.core.errors import ConfigError
+from fednotes.core.types import TagSet
+from fednotes.engines.launch import Setup
 from fednotes.jobs.declaration import load_declared, parse_declared
+from fednotes.taggers.saving import build_model, save_model
+from fednotes.taggers.tagger import TaggerConfig
 
 NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
 
@@ -210,6 +216,50 @@ learning_rate = 5e-4
     assert config.model.kind == "encoder-tagger"
     assert config.model.encoder == str(tmp_path / "encoder")
     assert config.learning_rate == 5e-4
+
+
+def test_the_card_at_a_site_describes_the_model_of_its_own_file(tmp_path: Path) -> None:
+    """It names the encoder without its folder, which is private."""
+    (tmp_path / "encoder").mkdir()
+    own = """
+[data.model]
+kind = "encoder-tagger"
+encoder = "encoder"
+[data.training]
+learning_rate = 5e-4
+"""
+    declaration = own_models(tmp_path)
+    file = site_file(tmp_path, own)
+    setup = Setup(
+        kit=tmp_path,
+        site="b",
+        job=declaration,
+        job_id="1",
+        run="run1",
+        sites=("a", "b"),
+        min_sites=2,
+        folder=tmp_path,
+        state=tmp_path,
+    )
+    job = parse_site_job(declaration, "b", file)
+    participation = _Participation(
+        setup=setup,
+        file=file,
+        job=job,
+        table=declaration,
+        data=None,
+        description=Description(),
+        draws=None,
+    )
+    model = participation.results / "model"
+    model.mkdir(parents=True)
+    save_model(build_model(TaggerConfig(hashed_words=4), TagSet(("Drug",)), 1), model)
+    participation.write_card()
+    card = (model / "README.md").read_text()
+    assert "`model.encoder` = encoder\n" in card
+    assert "`training.learning_rate` = 0.0005\n" in card
+    assert "model.tagger" not in card
+    assert str(tmp_path) not in card
 
 
 def test_a_method_with_one_model_ignores_the_one_of_a_sites_file(
