@@ -119,6 +119,9 @@ def test_the_estimate_of_traffic_counts_the_public_words(folder: Path) -> None:
     traffic = estimate_traffic(job, config, sites.data)
     assert traffic is not None
     assert (traffic.up, traffic.down) == (4 * (30 * 2 + 1), 4 * (30 * 2 + 1))
+    text = str(traffic)
+    assert "at most 1 round; in each, a site sends about 244 B" in text
+    assert "(488 B per site in all rounds)" in text
 
 
 @pytest.mark.parametrize(

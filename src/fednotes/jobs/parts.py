@@ -14,7 +14,7 @@ from typing import Any, Literal
 from fednotes.core.errors import ConfigError, naming_place
 from fednotes.core.federation import MethodSite
 from fednotes.core.seeds import Draws
-from fednotes.core.wording import format_size
+from fednotes.core.wording import format_count, format_size
 from fednotes.encoders.features import find_default_cache
 from fednotes.engines.sampling import RoundSampling
 from fednotes.jobs.job import Job, Progress, Sites, load_sites
@@ -91,7 +91,7 @@ class Traffic:
     transport are not.
 
     Attributes:
-        rounds: Largest number of rounds.
+        rounds: Largest number of rounds in which sites exchange updates.
         up: Bytes from the site to the server in all rounds.
         down: Bytes from the server to the site in all rounds.
     """
@@ -106,8 +106,9 @@ class Traffic:
         up = format_size(self.up / rounds)
         down = format_size(self.down / rounds)
         total = format_size(self.up + self.down)
+        count = format_count(self.rounds, "round")
         return (
-            f"federated: at most {self.rounds:,} rounds; in each, a site sends about "
+            f"federated: at most {count}; in each, a site sends about "
             f"{up} and receives about {down} ({total} per site in all rounds)"
         )
 
@@ -339,8 +340,7 @@ def estimate_traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | N
     # A secure sum sends eight bytes per number, twice as many as for a float32.
     if job.federation.secure_sum and not job.module.sends_integers(config):
         up *= 2
-    rounds, _ = job.module.plan_rounds(config, sizes)
-    return Traffic(rounds, up, down)
+    return Traffic(job.module.count_exchanges(config, sizes), up, down)
 
 
 def explain_incomparable_conditions(parts: Sequence[Part]) -> dict[str, str]:

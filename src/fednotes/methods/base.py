@@ -172,6 +172,16 @@ class Method(ABC):
 
     # Facts about a run that are shown to users.
 
+    def count_exchanges(self, config: Any, sizes: Sequence[int]) -> int:
+        """Return the maximum number of rounds in which sites exchange updates.
+
+        Args:
+            config: The settings of the run.
+            sizes: Number of training examples of each site.
+        """
+        rounds, _ = self.plan_rounds(config, sizes)
+        return rounds
+
     def estimate_traffic(
         self, config: Any, sizes: Sequence[int]
     ) -> tuple[int, int] | None:

@@ -710,6 +710,11 @@ class FedMD(Method):
         rounds, examples = self.plan_rounds(config, sizes)
         return math.ceil(rounds * examples / (config.batch_size * max(1, len(sizes))))
 
+    def count_exchanges(self, config: Config, sizes: Sequence[int]) -> int:
+        """Return the number of rounds with an exchange: all but the first one."""
+        del sizes
+        return config.rounds
+
     def estimate_traffic(
         self, config: Config, sizes: Sequence[int]
     ) -> tuple[int, int] | None:
