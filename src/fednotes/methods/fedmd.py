@@ -152,6 +152,11 @@ class Config:
         """0: there is no proximal term, because the server has no parameters."""
         return 0.0
 
+    @property
+    def epochs(self) -> int:
+        """Number of epochs in all rounds together."""
+        return self.first_epochs + self.rounds * self.local_epochs
+
     def for_site(self, site: str) -> Config:
         """Return the settings of one site, with the facts that concern all sites."""
         own: Config = self.of_sites.get(site, self)
@@ -702,8 +707,7 @@ class FedMD(Method):
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the number of rounds and the sentences per round, as a mean."""
         rounds = config.rounds + 1
-        epochs = config.first_epochs + config.rounds * config.local_epochs
-        return rounds, math.ceil(sum(sizes) * epochs / rounds)
+        return rounds, math.ceil(sum(sizes) * config.epochs / rounds)
 
     def count_steps(self, config: Config, sizes: Sequence[int]) -> int:
         """Return a site's number of steps in all rounds, averaged over the sites."""
@@ -732,8 +736,7 @@ class FedMD(Method):
 
 def _merge_rounds(config: Config) -> Config:
     """Return settings that train once, for as many epochs as all rounds together."""
-    epochs = config.first_epochs + config.rounds * config.local_epochs
-    return replace(config, rounds=0, first_epochs=epochs)
+    return replace(config, rounds=0, first_epochs=config.epochs)
 
 
 def _gives_probabilities(config: Any) -> bool:

@@ -346,50 +346,23 @@ def _find_attentions(backbone: Backbone) -> list[nn.Module]:
     return install_prompts(backbone.model)
 
 
-class EncoderTagger(TaggingModel):
-    """A tuned encoder with a CRF; see `build_encoder_tagger`.
+class TunedEncoder(TaggingModel):
+    """A shared frozen encoder, of which a model trains small additions.
 
     Attributes:
         backbone: The shared encoder.
-        lora: The LoRA adapters, or None.
-        prompts: The prompts, or None.
-        crf: The projection to tags, and the CRF.
     """
 
-    transfer = "crf.project.weight"
-    confidence_meaning = CrfReading.confidence_meaning
     reads = EncoderCorpus
     encoder_key = "encoder"
 
-    def __init__(
-        self, config: EncoderTaggerConfig, tagset: TagSet, seed: int, backbone: Backbone
-    ) -> None:
+    def __init__(self, config: ModelConfig, tagset: TagSet, backbone: Backbone) -> None:
         super().__init__(config, tagset)
         self.backbone = backbone
-        self.lora: LoRA | None = None
-        self.prompts: Prompts | None = None
-        if config.tuning == "lora":
-            self.lora = LoRA(_find_linears(backbone), config.rank, config.alpha, seed)
-        elif config.tuning == "prompts" and config.prompts:
-            self.prompts = Prompts(
-                len(_find_attentions(backbone)),
-                backbone.heads,
-                backbone.width,
-                count=config.prompts,
-                hidden=config.prompt_hidden,
-                seed=seed,
-            )
-        with seeding_layer(seed, "crf"):
-            self.crf = CrfOutput(backbone.width, tagset)
 
     def count_frozen(self) -> int:
         """Return the number of the encoder's parameters, without unused layers."""
         return sum(p.numel() for p in self.backbone.model.parameters())
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The columns of each layer of `Losses.hidden`, for all layers that are run."""
-        return (self.backbone.width,) * self.backbone.layers
 
     @property
     def backbone_fingerprint(self) -> str:
@@ -409,6 +382,45 @@ class EncoderTagger(TaggingModel):
             self.backbone.frame.capacity,
             progress=options.progress,
         )
+
+
+class EncoderTagger(TunedEncoder):
+    """A tuned encoder with a CRF; see `build_encoder_tagger`.
+
+    Attributes:
+        backbone: The shared encoder.
+        lora: The LoRA adapters, or None.
+        prompts: The prompts, or None.
+        crf: The projection to tags, and the CRF.
+    """
+
+    transfer = "crf.project.weight"
+    confidence_meaning = CrfReading.confidence_meaning
+
+    def __init__(
+        self, config: EncoderTaggerConfig, tagset: TagSet, seed: int, backbone: Backbone
+    ) -> None:
+        super().__init__(config, tagset, backbone)
+        self.lora: LoRA | None = None
+        self.prompts: Prompts | None = None
+        if config.tuning == "lora":
+            self.lora = LoRA(_find_linears(backbone), config.rank, config.alpha, seed)
+        elif config.tuning == "prompts" and config.prompts:
+            self.prompts = Prompts(
+                len(_find_attentions(backbone)),
+                backbone.heads,
+                backbone.width,
+                count=config.prompts,
+                hidden=config.prompt_hidden,
+                seed=seed,
+            )
+        with seeding_layer(seed, "crf"):
+            self.crf = CrfOutput(backbone.width, tagset)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The columns of each layer of `Losses.hidden`, for all layers that are run."""
+        return (self.backbone.width,) * self.backbone.layers
 
     def _read(
         self, corpus: EncoderCorpus, chosen: np.ndarray, *, all_layers: bool = False

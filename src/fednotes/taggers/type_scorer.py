@@ -44,8 +44,7 @@ from fednotes.core.numbers import (
 )
 from fednotes.core.settings import LocalFile, checked
 from fednotes.core.tensors import seeding_layer
-from fednotes.core.types import Document, TagSet
-from fednotes.data.batches import encode_corpus
+from fednotes.core.types import TagSet
 from fednotes.data.tags import split_label, write_tags
 from fednotes.data.text import Passage
 from fednotes.encoders.adapters import LoRA, find_linears
@@ -53,6 +52,7 @@ from fednotes.encoders.reading import split_passages
 from fednotes.taggers.corpora import Batch, EncoderCorpus
 from fednotes.taggers.encoder_tagger import (
     Backbone,
+    TunedEncoder,
     compute_word_vectors,
     open_backbone,
 )
@@ -60,8 +60,6 @@ from fednotes.taggers.model import (
     Kind,
     Losses,
     ModelConfig,
-    PrepareOptions,
-    TaggingModel,
 )
 from fednotes.taggers.partial import mark_unknown_tags
 from fednotes.taggers.type_scores import (
@@ -360,7 +358,7 @@ class TypeReading:
         return source, target
 
 
-class TypeScorer(TaggingModel):
+class TypeScorer(TunedEncoder):
     """A tuned encoder that scores words for types; see `build_type_scorer`.
 
     Attributes:
@@ -371,14 +369,11 @@ class TypeScorer(TaggingModel):
 
     transfer = "classifier.words.weight"
     confidence_meaning = TypeReading.confidence_meaning
-    reads = EncoderCorpus
-    encoder_key = "encoder"
 
     def __init__(
         self, config: TypeScorerConfig, tagset: TagSet, seed: int, backbone: Backbone
     ) -> None:
-        super().__init__(config, tagset)
-        self.backbone = backbone
+        super().__init__(config, tagset, backbone)
         self._type_ids, self._type_lengths = self._split_type_texts()
         self.lora = LoRA(_find_all_linears(backbone), config.rank, config.alpha, seed)
         with seeding_layer(seed, "classifier"):
@@ -404,29 +399,6 @@ class TypeScorer(TaggingModel):
                     "[model] descriptions"
                 )
         return pieces.ids, pieces.lengths
-
-    def count_frozen(self) -> int:
-        """Return the number of the encoder's parameters."""
-        return sum(p.numel() for p in self.backbone.model.parameters())
-
-    @property
-    def backbone_fingerprint(self) -> str:
-        """SHA-256 over the frozen encoder's weights and settings."""
-        return self.backbone.fingerprint
-
-    def _encode(
-        self, documents: tuple[Document, ...], options: PrepareOptions
-    ) -> EncoderCorpus:
-        """Encode documents without a cache, because tuning changes the states."""
-        encoded = encode_corpus(
-            documents, self.tagset, max_tokens=self.config.max_tokens
-        )
-        return EncoderCorpus.of(
-            encoded,
-            self.backbone.tokenizer,
-            self.backbone.frame.capacity,
-            progress=options.progress,
-        )
 
     def _read(
         self,

@@ -202,16 +202,18 @@ def test_a_site_reads_its_own_model_and_no_other_sites(tmp_path: Path) -> None:
     assert job.config.for_site("b").model.encoder == str(tmp_path / "encoder")
 
 
-def test_a_site_may_choose_its_model_in_its_own_file(tmp_path: Path) -> None:
-    (tmp_path / "encoder").mkdir()
-    own = """
+OWN_MODEL = """
 [data.model]
 kind = "encoder-tagger"
 encoder = "encoder"
 [data.training]
 learning_rate = 5e-4
 """
-    job = parse_site_job(own_models(tmp_path), "b", site_file(tmp_path, own))
+
+
+def test_a_site_may_choose_its_model_in_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "encoder").mkdir()
+    job = parse_site_job(own_models(tmp_path), "b", site_file(tmp_path, OWN_MODEL))
     config = job.config.for_site("b")
     assert config.model.kind == "encoder-tagger"
     assert config.model.encoder == str(tmp_path / "encoder")
@@ -221,15 +223,8 @@ learning_rate = 5e-4
 def test_the_card_at_a_site_describes_the_model_of_its_own_file(tmp_path: Path) -> None:
     """It names the encoder without its folder, which is private."""
     (tmp_path / "encoder").mkdir()
-    own = """
-[data.model]
-kind = "encoder-tagger"
-encoder = "encoder"
-[data.training]
-learning_rate = 5e-4
-"""
     declaration = own_models(tmp_path)
-    file = site_file(tmp_path, own)
+    file = site_file(tmp_path, OWN_MODEL)
     setup = Setup(
         kit=tmp_path,
         site="b",
