@@ -357,6 +357,9 @@ def test_invalid_requests_are_refused(server: Server) -> None:
     assert "does not name site 'b'" in server.ask("train", counted={"a": 1}).refusal
     wrong = server.ask("train", X, first=True, options={"rate": 1})
     assert "does not accept the options rate" in wrong.refusal
+    for value in ("0", 0.5, True):
+        wrong = server.ask("train", X, first=True, options={"round": value})
+        assert "does not accept the options round" in wrong.refusal
     noise = decode_reply(server.host.handle(b"noise"))
     assert (noise.number, noise.later) == (0, True)
     assert server.ask(END).update is not None

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from fednotes.core.cleaning import clean_to_one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError, describe_place
-from fednotes.core.federation import SiteTasks, State
+from fednotes.core.federation import Option, SiteTasks, State
 from fednotes.core.messages import (
     BEGIN,
     CHECKPOINT,
@@ -43,6 +43,8 @@ from fednotes.engines.summing import check_addable, check_received
 
 KEEP_BYTES = 2**29  # size of the requests since the newest state that saves a new one
 ROUND_LINE_SECONDS = 60.0  # between two progress lines in a site's log
+# The types of the values of a task's option, by the name of its annotation.
+_OPTION_TYPES = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 _FOLDERS = re.compile(r"""(?<![^\s'"(=:,\[])/(?:[^/\s:'"]+/)+(?=[^/\s:'"])""")
 
 
@@ -420,14 +422,12 @@ class SiteHost:
         """Run a task of the method with the tensors that the request refers to."""
         tensors = self._find_tensors(request)
         task = getattr(site, request.task)
-        try:
-            signature(task).bind(tensors, **request.options)
-        except TypeError as error:
+        if not _accepts_options(task, tensors, request.options):
             names = ", ".join(request.options) or "none"
             raise RefusedError(
                 f"site {self._name!r}: task {request.task!r} of the approved job does "
                 f"not accept the options {names}"
-            ) from error
+            )
         fingerprint = fingerprint_tensors(tensors) if tensors else b""
         if self._sealer is not None:
             strict = self._sealer.strict
@@ -603,6 +603,28 @@ class SiteHost:
             self._open_question = b""
             return self._make_refusal(request, refusal, later=may_pass(refusal))
         return reply
+
+
+def _accepts_options(
+    task: Callable[..., Update], tensors: Tensors, options: Mapping[str, Option]
+) -> bool:
+    """Return whether a task has these options, with values of their declared types.
+
+    Otherwise, a server could send text where a task expects the number of a round,
+    which may be part of a file's name.
+    """
+    task_signature = signature(task)
+    try:
+        task_signature.bind(tensors, **options)
+    except TypeError:
+        return False
+    for name, value in options.items():
+        parameter = task_signature.parameters.get(name)
+        declared = getattr(parameter, "annotation", None)
+        types = _OPTION_TYPES.get(getattr(declared, "__name__", declared))
+        if types is not None and type(value) not in types:
+            return False
+    return True
 
 
 def _count_state_bytes(state: State) -> int:

@@ -19,6 +19,8 @@ import pytest
 import torch
 from fault_net import STRICT, Net, seal_of
 from fault_toy import JOB, SITES, Toy
+from hospital_jobs import FEDMD, corpus
+from hospitals import Hospitals
 from tiny_taggers import MODEL, generated
 
 from fednotes.apps.deployment.rules.guard import SiteGuard, settle_job
@@ -44,7 +46,7 @@ from fednotes.engines.history import OPENED, QuestionHistory
 from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Participants, Patience
 from fednotes.engines.secure import SecureSeal, SecureSum
-from fednotes.methods import fedner
+from fednotes.methods import fedmd, fedner
 from fednotes.privacy.secure_sum.messages import (
     MaskedMessage,
     UnmaskRequest,
@@ -484,6 +486,36 @@ def test_options_outside_the_job_are_refused(tmp_path: Path) -> None:
         TrainingError, match="'count' of the approved job does not accept the options"
     ):
         case.server.sum("count", batch_size=1)
+
+
+def test_a_server_cannot_choose_the_file_of_a_sites_predictions(tmp_path: Path) -> None:
+    """The round is part of the name of the file of what a site sends."""
+    data = corpus(tmp_path / "notes", sentences=10)
+    public = data["posts"]["valid"]
+    data = {name: {**table, "public": public} for name, table in data.items()}
+    job = FEDMD.replace("timeout = 20", "timeout = 1")
+    hospitals = Hospitals(tmp_path, job, data)
+    notes = tmp_path / "elsewhere.tsv"
+    notes.write_text("a file of the site")
+    elsewhere = f"0/{'../' * 40}{notes.with_suffix('')}"
+    exchange = hospitals.network.exchange
+
+    def lie(frames: Mapping[str, Frame], **options: Any) -> Iterator[Any]:
+        requests = {site: decode_request(frame) for site, frame in frames.items()}
+        changed = {
+            site: encode_message(replace(request, options={"round": elsewhere}))
+            if request.task == fedmd.PREDICT
+            else frames[site]
+            for site, request in requests.items()
+        }
+        return exchange(changed, **options)
+
+    with (
+        mock.patch.object(hospitals.network, "exchange", lie),
+        pytest.raises(TrainingError, match="does not accept the options round"),
+    ):
+        hospitals.run()
+    assert notes.read_text() == "a file of the site"
 
 
 LOOSE = Patience(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1, give_up=30)
