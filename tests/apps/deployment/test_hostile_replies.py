@@ -135,6 +135,13 @@ def test_a_job_may_name_any_number_of_types(tmp_path: Path) -> None:
     assert len(derive_config(job, described(1200)).tags.types) == 1201
 
 
+def test_a_site_adds_no_types_to_those_that_the_job_lists(tmp_path: Path) -> None:
+    job = document_job(tmp_path, '[tags]\ntypes = ["Drug"]\n')
+    derive_config(job, described(0))
+    with pytest.raises(ConfigError, match=r'"c" annotates t0, which .* does not list'):
+        derive_config(job, described(20_000))
+
+
 def test_an_entity_type_that_cannot_be_saved_is_refused() -> None:
     table = {**asdict(Description(types=("Drug",))), "types": ["\ud800"]}
     with pytest.raises(ConfigError, match="the description that site 'c' sent"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, field
 from functools import partial
 from typing import Annotated, Any
@@ -286,7 +286,7 @@ def derive_config(job: Job, descriptions: Descriptions) -> Any:
         _require_encoder(descriptions, "")
     if job.tags is not None:
         _require_annotated(job.tags.types, descriptions)
-    _require_few_types(job, descriptions)
+    _require_listed_or_few_types(job, descriptions)
     stubs = tuple(_make_stub(job, site, facts) for site, facts in descriptions.items())
     return configure(job, stubs)
 
@@ -334,15 +334,18 @@ def _require_annotated(types: Iterable[str], descriptions: Descriptions) -> None
             )
 
 
-def _require_few_types(job: Job, descriptions: Descriptions) -> None:
-    """Raise ConfigError if sites add too many entity types that the job does not list.
+def _require_listed_or_few_types(job: Job, descriptions: Descriptions) -> None:
+    """Raise ConfigError if sites add entity types that the job does not list.
 
     A model has a parameter for each pair of types, so one site could exhaust the memory
-    of all other sites and of the server. Types that the job lists do not count, because
-    a person at each site has approved them.
+    of all other sites and of the server. A person at each site has approved the types
+    that the job lists. If it lists all types, no site may have others; otherwise, the
+    sites may add `MAX_TYPES`.
     """
-    lists_all_types = job.tags is not None and bool(job.tags.types)
-    if job.data != "documents" or lists_all_types:
+    if job.data != "documents":
+        return
+    if job.tags is not None and job.tags.types:
+        _require_listed(frozenset(job.tags.types), descriptions)
         return
     undeclared: set[str] = set()
     for site, facts in descriptions.items():
@@ -355,6 +358,18 @@ def _require_few_types(job: Job, descriptions: Descriptions) -> None:
                 f"types, but a site may add only {MAX_TYPES:,} that the job does not "
                 "list: list those to learn in [tags] types of the job"
             )
+
+
+def _require_listed(listed: Collection[str], descriptions: Descriptions) -> None:
+    """Raise ConfigError if a site annotates a type that is not one of these."""
+    for site, facts in descriptions.items():
+        for label in facts.types:
+            if label not in listed:
+                raise ConfigError(
+                    f"site {_quote_json(site)} annotates {clean(label, NAME)}, which "
+                    "[tags] types of the job does not list: map it in label_map of "
+                    "this site, or add it to the job"
+                )
 
 
 def _make_stub(job: Job, site: str, facts: Description) -> Any:
