@@ -63,6 +63,11 @@ def test_descriptions_that_cannot_be_used_are_refused(bert: Path) -> None:
         build(bert, TagSet(("a_b", "A_B")), descriptions={})
     with pytest.raises(ConfigError, match=r"'ADR' has 2\d sub-words, .* reads 1 to 12"):
         build(bert, descriptions={"ADR": "pain " * 20})
+    many = TagSet(
+        (*(f"t{number}" for number in range(999)), "no_pain_took_nausea_and" * 2)
+    )
+    with pytest.raises(ConfigError, match="1,000 types, that about 'no_pain_took_naus"):
+        build(bert, many, descriptions={})
 
 
 def test_a_job_for_fewer_types_keeps_only_their_descriptions(bert: Path) -> None:

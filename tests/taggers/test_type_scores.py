@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,10 @@ from fednotes.core.types import Scheme, Span, TagSet
 from fednotes.data.tags import encode_tags
 from fednotes.taggers import type_scores
 from fednotes.taggers.type_scores import (
+    MAX_ENDS,
     choose_spans,
     compute_place_losses,
+    find_best_candidates,
     find_candidates,
     mark_places,
     score_spans,
@@ -102,6 +106,36 @@ def test_a_start_has_a_limited_number_of_ends(monkeypatch: pytest.MonkeyPatch) -
         (2, 4),
         (3, 4),
     ]
+
+
+@pytest.mark.parametrize("largest_block", [1, 30, 2**20])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_candidates_give_the_mentions_of_all_candidates(
+    seed: int, largest_block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many scores are equal, so that the order of types matters."""
+    monkeypatch.setattr(type_scores, "_MAX_CANDIDATES", largest_block)
+    probabilities = np.round(4 * random_probabilities(seed, 0.6)) / 4
+    candidates = find_candidates(probabilities, 0.4)
+    scores = score_spans(probabilities, candidates)
+    best, best_scores = find_best_candidates(probabilities, 0.4)
+    assert len(best) < len(candidates)
+    np.testing.assert_array_equal(best_scores, score_spans(probabilities, best))
+    np.testing.assert_array_equal(
+        choose_spans(best, best_scores, (2, 7)),
+        choose_spans(candidates, scores, (2, 7)),
+    )
+
+
+def test_candidates_of_many_types_take_little_memory() -> None:
+    """Each word may start, continue and end a mention of each of 400 types."""
+    probabilities = np.full((4, 100, 400, 3), 0.1)
+    tracemalloc.start()
+    best, _ = find_best_candidates(probabilities, 0.01)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(best) == 4 * sum(min(100 - first, MAX_ENDS) for first in range(100))
+    assert peak < 300e6  # all candidates at once take 2 GB
 
 
 def test_the_score_of_a_span_is_the_mean_of_its_start_words_and_end() -> None:

@@ -67,12 +67,15 @@ from fednotes.taggers.type_scores import (
     PLACES,
     choose_spans,
     compute_place_losses,
-    find_candidates,
+    find_best_candidates,
     mark_places,
     score_spans,
     to_probabilities,
 )
 
+# The maximum number of sub-words in the texts about all types, each padded to the
+# longest text. In training, a sub-word takes about 300 KB with MiniLM.
+MAX_SUBWORDS = 8192
 # The initial bias b: few words start, are inside or end a mention.
 INITIAL_BIAS = -2.0
 
@@ -252,8 +255,9 @@ class TypeReading:
         """Return the predicted tags; see `Reading.find_best_tags`."""
         tagset = self._tagset
         tags = np.zeros(self.batch.inside.shape, np.int64)
-        candidates = find_candidates(self.probabilities, self.config.threshold)
-        scores = score_spans(self.probabilities, candidates)
+        candidates, scores = find_best_candidates(
+            self.probabilities, self.config.threshold
+        )
         chosen = choose_spans(candidates, scores, tags.shape)
         for sentence, first, stop, kind in chosen.tolist():
             tag = 1 + kind * len(tagset.prefixes)
@@ -383,7 +387,8 @@ class TypeScorer(TunedEncoder):
         """Return the sub-words of the types' texts, flat, and their numbers.
 
         Raises:
-            ConfigError: A text has no sub-words, or more than the encoder reads.
+            ConfigError: A text has no sub-words, or more than the encoder reads; or the
+                texts take too much memory.
         """
         types = self.tagset.types
         texts = make_type_texts(types, self.config.descriptions)
@@ -398,6 +403,15 @@ class TypeScorer(TunedEncoder):
                     f"sub-words, and the encoder reads 1 to {capacity}: change it in "
                     "[model] descriptions"
                 )
+        longest = int(pieces.lengths.argmax())
+        if len(types) * pieces.lengths[longest] > MAX_SUBWORDS:
+            raise ConfigError(
+                f"the longest text about one of {len(types):,} types, that about "
+                f"{types[longest][:80]!r}, has {pieces.lengths[longest]} sub-words: at "
+                f"most {MAX_SUBWORDS // len(types):,} are possible with so many types: "
+                "shorten it in [model] descriptions, or list fewer types in [tags] "
+                "types"
+            )
         return pieces.ids, pieces.lengths
 
     def _read(

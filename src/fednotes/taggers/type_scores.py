@@ -41,6 +41,8 @@ PLACES = 3
 # The maximum number of ends that are tried for one start, so that the candidates in a
 # long text grow only linearly with its words.
 MAX_ENDS = 64
+# The maximum number of candidates that are compared at once, unless one type has more.
+_MAX_CANDIDATES = 2**20
 
 
 def mark_places(tags: np.ndarray, tagset: TagSet) -> np.ndarray:
@@ -124,6 +126,45 @@ def find_candidates(probabilities: np.ndarray, threshold: float) -> np.ndarray:
     last = ends[concatenate_ranges(low, counts)]
     lane, word = np.divmod(first, steps + 1)
     return np.stack([lane // types, word, word + last - first + 1, lane % types], 1)
+
+
+def find_best_candidates(
+    probabilities: np.ndarray, threshold: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best candidate of each stretch of words, and the scores.
+
+    Of the candidates for one stretch, `choose_spans` takes at most the best one, and of
+    equal scores that of the first type. With many types, a model that has just begun to
+    train may have far more candidates than stretches, so the types are read in blocks.
+
+    Args:
+        probabilities: (sentences, steps, types, places), 0 at padding.
+        threshold: As in `find_candidates`.
+
+    Returns:
+        (candidates, 4) as in `score_spans`, and (candidates,) scores.
+    """
+    sentences, steps, types, _ = probabilities.shape
+    most_of_type = sentences * steps * min(steps, MAX_ENDS)
+    types_in_block = max(1, _MAX_CANDIDATES // most_of_type)
+    best = np.zeros((0, 4), np.int64)
+    best_scores = np.zeros(0)
+    for start in range(0, types, types_in_block):
+        block = probabilities[:, :, start : start + types_in_block]
+        candidates = find_candidates(block, threshold)
+        scores = score_spans(block, candidates)
+        candidates[:, 3] += start
+        best = np.concatenate([best, candidates])
+        best_scores = np.concatenate([best_scores, scores])
+
+        sentence, first, stop, _ = best.T
+        stretch = (sentence * steps + first) * (steps + 1) + stop
+        # The sort is stable, and the candidates of a stretch are in the order of types.
+        order = np.lexsort((-best_scores, stretch))
+        is_best = np.diff(stretch[order], prepend=-1) > 0
+        best = best[order][is_best]
+        best_scores = best_scores[order][is_best]
+    return best, best_scores
 
 
 def choose_spans(
