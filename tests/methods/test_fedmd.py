@@ -368,6 +368,30 @@ def test_a_site_refuses_a_consensus_on_other_words() -> None:
         site.train(wrong, round=1)
 
 
+@pytest.mark.parametrize("wrong", [-0.5, 2.5])
+def test_a_sum_of_other_numbers_than_probabilities_is_refused(wrong: float) -> None:
+    """Without this, each site would refuse the server's mean and blame the server."""
+    config = configured(three_sites())
+    posteriors = torch.full((config.public_words, 4), 0.5)
+    posteriors[3, 2] = wrong
+    sent = Update({"posteriors": posteriors, "annotated": torch.full((2,), 2.0)})
+    with pytest.raises(TrainingError, match="a site sent other numbers"):
+        compute_consensus(Total.of([sent]), config)
+
+
+def test_types_of_other_sites_cannot_make_a_site_send_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two sites can make any of their types one that all sites exchange."""
+    sites = three_sites()
+    monkeypatch.setattr(fedmd, "MAX_PROBABILITIES", 4 * configured(sites).public_words)
+    Site(sites[0], configured(sites))
+    more = ("Drug", "ADR", "t1")
+    sites[1:] = [replace(site, tags=TagSet(more)) for site in sites[1:]]
+    with pytest.raises(ConfigError, match=r"28 public words × 6 tags .* lower public_"):
+        Site(sites[0], configured(sites))
+
+
 def test_different_public_notes_are_refused() -> None:
     sites = three_sites()
     other = PublicNotes.of([document(0, ["other"])])

@@ -78,6 +78,9 @@ POSTERIORS, ANNOTATED = "posteriors", "annotated"
 # and their sums are exact, so that the secure sum has the bits of the plain one.
 GRID = 2.0**-10
 FLOAT_BYTES = 4
+# The maximum number of probabilities in an exchange, which bounds the memory that two
+# sites could otherwise take at all others with entity types that no other site has.
+MAX_PROBABILITIES = 2**25
 
 
 @checked(frozen=True)
@@ -213,7 +216,8 @@ def compute_consensus(total: Total, config: Config) -> dict[str, Tensor]:
         and "annotated", (types,), how many sites annotate each type.
 
     Raises:
-        TrainingError: Sites returned other tensors or shapes.
+        TrainingError: Sites returned other tensors or shapes, or numbers that are no
+            probabilities.
     """
     tags = list_shared_tags(config)
     sums = total.tensors.get(POSTERIORS, torch.zeros(0))
@@ -222,6 +226,11 @@ def compute_consensus(total: Total, config: Config) -> dict[str, Tensor]:
     total.require({POSTERIORS: (words, len(tags)), ANNOTATED: (types,)})
     sites = total.tensors[ANNOTATED].double()
     per_tag = sites.repeat_interleave(len(tags) // types)
+    if not bool(((sums >= 0) & (sums <= per_tag)).all()):
+        raise TrainingError(
+            "the sum of the sites' predictions is not a sum of probabilities: a site "
+            "sent other numbers"
+        )
     mean = sums.double() / per_tag.clamp(min=1.0)  # [fedmd consensus]
     return {POSTERIORS: mean.float(), ANNOTATED: sites.float()}
 
@@ -365,6 +374,15 @@ class Site(MentionSite):
             progress=options.get("progress"),
             gold=False,
         )
+        words = len(prepared.encoded.form)
+        tags = len(list_shared_tags(config))
+        if words * tags > MAX_PROBABILITIES:
+            raise ConfigError(
+                f"each exchange would send {words * tags:,} probabilities ({words:,} "
+                f"public words × {tags:,} tags that two or more sites have), more than "
+                f"{MAX_PROBABILITIES:,}: lower public_sentences, or list the entity "
+                "types to learn in [tags] types"
+            )
         return replace(prepared, known=frozenset())
 
     def describe_parameters(self) -> str:
@@ -428,10 +446,10 @@ class Site(MentionSite):
         if self.directory is None or self.public_set is None:
             return
         lines = ["\t".join(("word", *list_shared_tags(self.config)))]
-        rows = iter(rounded.tolist())
+        rows = iter(rounded)
         for words in _iterate_sentences(self.public_set.encoded):
             for word in words:
-                numbers = (f"{value:.3f}" for value in next(rows))
+                numbers = (f"{value:.3f}" for value in next(rows).tolist())
                 lines.append("\t".join((word, *numbers)))
             lines.append("")
         folder = self.directory / "sent"
