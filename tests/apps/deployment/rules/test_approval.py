@@ -13,10 +13,11 @@ import stat
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from fednotes.apps.deployment.rules import guard
+from fednotes.apps.deployment.rules import approval, guard
 from fednotes.apps.deployment.rules.approval import Approvals
 from fednotes.apps.deployment.rules.guard import (
     MAX_PENDING,
@@ -131,6 +132,18 @@ def nested(number: int, values: int) -> dict[str, Any]:
     for _ in range(20):
         value = [value]
     return {"name": f"job {number}", "job": {"training": {"outputs": value}}}
+
+
+def test_decisions_are_read_again_only_if_they_have_changed(tmp_path: Path) -> None:
+    """A site checks its approval with each message; other jobs may be large."""
+    book = Approvals(tmp_path)
+    book.decide("rejected", {"name": "large"}, "a", NOON)
+    book.decide("approved", JOB, "a", NOON)
+    with mock.patch.object(approval, "read_json", wraps=approval.read_json) as read:
+        assert [book.read_status(JOB) for _ in range(5)] == ["approved"] * 5
+        assert read.call_count == 1
+        Approvals(tmp_path).decide("rejected", JOB, "a", NOON)
+        assert book.read_status(JOB) == "rejected"
 
 
 def test_rejected_jobs_cannot_make_the_decisions_unreadable(

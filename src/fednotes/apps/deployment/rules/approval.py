@@ -28,6 +28,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -511,42 +512,55 @@ class Approvals:
             ConfigError: The file cannot be read, has another format, or was edited.
         """
         try:
-            contents = read_json(self.path)
+            facts = self.path.stat()
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError) as error:
-            raise self._make_error("cannot be read as JSON") from error
-        try:
-            if contents["format"] != FORMAT:
-                raise self._make_error(
-                    f"has format {contents['format']}, this version reads {FORMAT}"
-                )
-            tables = contents["jobs"]
-            for fingerprint, table in tables.items():
-                if fingerprint_table(table) != fingerprint:
-                    raise self._make_error(
-                        "was edited: a job does not have its fingerprint"
-                    )
-            return tuple(
-                Approval(**entry | {"table": tables[entry["fingerprint"]]})
-                for entry in contents["decisions"]
-            )
-        except (
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RefusedError,
-        ) as error:
-            raise self._make_error(
-                "was edited, or is not a list of decisions"
-            ) from error
-
-    def _make_error(self, problem: str) -> ConfigError:
-        """Return the error for a file that cannot be used."""
-        return ConfigError(
-            f"{self.path}: {problem}; move it away and approve the site's jobs again"
+        except OSError as error:
+            raise _make_error(self.path, "cannot be read as JSON") from error
+        return _read_decisions(
+            self.path, facts.st_ino, facts.st_ctime_ns, facts.st_mtime_ns, facts.st_size
         )
+
+
+@lru_cache(maxsize=1)
+def _read_decisions(path: Path, *_stamp: int) -> tuple[Approval, ...]:
+    """Return every decision in a file; see `Approvals.read_decisions`.
+
+    A site checks its approval with each message, and other jobs in the file may be
+    large, so the file is only read again if it has changed.
+
+    Args:
+        path: The file.
+        _stamp: Facts of the file that differ if it was replaced or changed.
+    """
+    try:
+        contents = read_json(path)
+    except (OSError, ValueError) as error:
+        raise _make_error(path, "cannot be read as JSON") from error
+    try:
+        if contents["format"] != FORMAT:
+            raise _make_error(
+                path, f"has format {contents['format']}, this version reads {FORMAT}"
+            )
+        tables = contents["jobs"]
+        for fingerprint, table in tables.items():
+            if fingerprint_table(table) != fingerprint:
+                raise _make_error(
+                    path, "was edited: a job does not have its fingerprint"
+                )
+        return tuple(
+            Approval(**entry | {"table": tables[entry["fingerprint"]]})
+            for entry in contents["decisions"]
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, RefusedError) as error:
+        raise _make_error(path, "was edited, or is not a list of decisions") from error
+
+
+def _make_error(path: Path, problem: str) -> ConfigError:
+    """Return the error for a file of decisions that cannot be used."""
+    return ConfigError(
+        f"{path}: {problem}; move it away and approve the site's jobs again"
+    )
 
 
 # ---- tables --------------------------------------------------------------------------
