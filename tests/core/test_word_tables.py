@@ -20,6 +20,6 @@ def test_word_tables_are_recognised_by_name() -> None:
         "model.encoder.layernorm_embedding.bias characters.embedding tagger.characters.embedding "
         "lstm.weight_ih_l0 crf.transitions cls.predictions.transform.dense.weight "
         "vocab_transform.weight vocab_layer_norm.bias lm_head.dense.weight lm_head.layer_norm.bias "
-        "classifier.bias keywords.weight not_shared.weight lora.layer.0.query.down"
+        "classifier.bias classifier.words.weight keywords.weight not_shared.weight lora.layer.0.query.down"
     ).split()
     assert find_word_tables([*others, *tables]) == tuple(sorted(tables))

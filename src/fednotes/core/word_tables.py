@@ -27,7 +27,7 @@ _WORD_TABLES = (
     "*vocab_projector.*",
     "*final_logits_bias",
 )
-# Names that contain "embed" but have no row per word.
+# Names like those of word tables, of tensors without a row per word.
 _NO_WORD_TABLES = (
     "*position_embeddings*",
     "*embed_positions*",
@@ -36,6 +36,8 @@ _NO_WORD_TABLES = (
     "*layer_norm*",
     "characters.*",
     "*.characters.*",
+    # scores words for texts about entity types
+    "classifier.words.*",
 )
 
 
@@ -44,6 +46,7 @@ def find_word_tables(names: Iterable[str]) -> tuple[str, ...]:
 
     Every embedding counts unless its name says that it belongs to positions, segments,
     characters or a layer norm. So do output layers over the vocabulary and their bias.
+    The layer of a type scorer that reads words has no table of them.
     """
     return tuple(sorted(name for name in names if _is_word_table(name.lower())))
 
