@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,10 @@ def test_a_person_can_read_what_a_site_sends(tmp_path: Path) -> None:
     config = configured(sites)
     site = Site(sites[0], config, directory=tmp_path)
     sent = site.predict({}, round=1).tensors["posteriors"].numpy()
-    text = (tmp_path / "sent" / "round-1.tsv").read_text("utf-8")
+    table = tmp_path / "sent" / "round-1.tsv"
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (table.parent, table)]
+    assert modes == [0o700, 0o600]
+    text = table.read_text("utf-8")
     head, *lines = text.splitlines()
     assert head.split("\t") == ["word", "B-Drug", "I-Drug", "B-ADR", "I-ADR"]
     rows = [line.split("\t") for line in lines if line]

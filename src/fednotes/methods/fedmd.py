@@ -452,9 +452,7 @@ class Site(MentionSite):
                 numbers = (f"{value:.3f}" for value in next(rows).tolist())
                 lines.append("\t".join((word, *numbers)))
             lines.append("")
-        folder = self.directory / "sent"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / f"round-{round}.tsv", "\n".join(lines))
+        write_text(self.directory / "sent" / f"round-{round}.tsv", "\n".join(lines))
 
     # Training.
 
