@@ -396,6 +396,21 @@ def test_types_of_other_sites_cannot_make_a_site_send_too_much(
         Site(sites[0], configured(sites))
 
 
+def test_the_steps_behind_predictions_are_those_that_were_made() -> None:
+    """A server may leave out the first training, of four epochs of two steps."""
+    sites = three_sites()
+    site = Site(sites[0], configured(sites, first_epochs=4))
+    words = int(site.train_set.lengths.sum())
+    assert site.count_covered("predict") == {"steps": 0, "tokens": 0, "batch": 2}
+    zeros = torch.zeros(site.config.public_words, 4)
+    site.train({"posteriors": zeros, "annotated": torch.zeros(2)}, round=1)
+    covered = {"steps": 2, "tokens": words, "batch": 3}
+    assert site.count_covered("predict") == covered
+    again = Site(sites[0], site.config)
+    again.restore(site.state())
+    assert again.count_covered("predict") == covered
+
+
 def test_different_public_notes_are_refused() -> None:
     sites = three_sites()
     other = PublicNotes.of([document(0, ["other"])])

@@ -339,6 +339,7 @@ class Site(MentionSite):
         parameters: All trained parameters; none of them leaves the site.
         public_set: The public sentences; None if nothing is exchanged.
         rounds: Number of completed rounds.
+        steps: Number of training steps in all rounds.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset({PREDICT, TRAIN, EVALUATE, "finish"})
@@ -354,6 +355,7 @@ class Site(MentionSite):
         self.private = self.model.trainable()
         self.parameters: dict[str, Tensor] = dict(self.private)
         self.rounds = 0
+        self.steps = 0
         self.best = Best(
             keeps_tensors=own_config.select == "best", later="at zero", lowest=-1.0
         )
@@ -396,14 +398,20 @@ class Site(MentionSite):
         return f"{text}; each exchange sends {words * tags:,} probabilities"
 
     def count_covered(self, task: str) -> dict[str, int]:
-        """Return the steps, tokens and sentences behind the predictions."""
+        """Return the steps, tokens and sentences behind the predictions.
+
+        These are the steps that the site has made, because a lying server may ask for
+        predictions before the first training, or after a training of few epochs.
+        """
         if task != PREDICT:
             return {}
         batch = self.config.batch_size
-        left_over = self.num_examples % batch
+        left_over = self.num_examples % batch if self.steps <= 1 else 0
+        # A training has whole epochs.
+        tokens = int(self.train_set.encoded.lengths.sum()) if self.steps else 0
         return {
-            "steps": self.config.first_epochs * math.ceil(self.num_examples / batch),
-            "tokens": int(self.train_set.encoded.lengths.sum()),
+            "steps": self.steps,
+            "tokens": tokens,
             "batch": left_over or min(batch, self.num_examples),
         }
 
@@ -494,6 +502,7 @@ class Site(MentionSite):
                 planned = epochs * steps_in_epoch
                 loss += trainer.step([step], planned=planned, start={})
                 words += step.examples
+                self.steps += 1
         self.rounds = round + 1
         return self._report_loss(loss / words)
 
@@ -568,13 +577,14 @@ class Site(MentionSite):
         """Return the site's model, and its best one."""
         best, facts = self.best.state()
         parameters = add_prefix("model.", copy_tensors(self.parameters))
-        return State(self.rounds, parameters | best, facts)
+        return State(self.rounds, parameters | best, facts | {"steps": self.steps})
 
     def restore(self, state: State) -> None:
         """Restore a saved state."""
         load_into(self.parameters, select_prefix("model.", state.tensors))
         self.best.restore(state, self.parameters)
         self.rounds = state.round
+        self.steps = state.fact("steps", int)
 
 
 def combine_with_own(
