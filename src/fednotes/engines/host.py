@@ -619,9 +619,10 @@ def _accepts_options(
     except TypeError:
         return False
     for name, value in options.items():
-        parameter = task_signature.parameters.get(name)
+        parameter = task_signature.parameters.get(name)  # None for one of **options
         declared = getattr(parameter, "annotation", None)
-        types = _OPTION_TYPES.get(getattr(declared, "__name__", declared))
+        # The annotation is a type, or its name if annotations are not evaluated.
+        types = _OPTION_TYPES.get(str(getattr(declared, "__name__", declared)))
         if types is not None and type(value) not in types:
             return False
     return True
