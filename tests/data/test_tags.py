@@ -25,6 +25,7 @@ from fednotes.data.tags import (
     decode_tags,
     draw_appendix_d,
     draw_disjoint,
+    encode_mentions,
     encode_tags,
     find_allowed_transitions,
     find_spans,
@@ -310,6 +311,28 @@ def test_flatten_equals_brute_force(rule: FlattenRule, spans: list[Span]) -> Non
     assert (list(actual), counts) == _brute(spans, rule)
     assert all(a.end <= b.start for a, b in pairwise(actual))
     assert not any(span.fragments for span in actual)
+
+
+@settings(max_examples=200, deadline=None)
+@given(spans=SPANS)
+def test_mentions_of_different_types_can_be_kept(spans: list[Span]) -> None:
+    """Those of each type are flattened without the others."""
+    expected: list[Span] = []
+    total = FlattenCounts()
+    for label in TYPES:
+        flat, counts = _brute([s for s in spans if s.label == label], "outermost")
+        expected += flat
+        total += counts
+    assert flatten(spans, "keep") == (tuple(sorted(expected)), total)
+
+
+def test_overlapping_mentions_are_encoded_as_ranges_of_tokens() -> None:
+    """The first two words, the second one alone, and half of the last one."""
+    tokens = np.array([(0, 3), (4, 9), (10, 15)])
+    spans = [Span(4, 9, "Y"), Span(11, 15, "X"), Span(0, 9, "X")]
+    ranges = encode_mentions(spans, tokens, TagSet(("X", "Y"), overlaps=True))
+    assert ranges.tolist() == [[0, 2, 0], [1, 2, 1], [2, 3, 0]]
+    assert encode_mentions([], tokens, TagSet(("X",))).shape == (0, 3)
 
 
 def test_relabelling_maps_drops_and_keeps_labels() -> None:

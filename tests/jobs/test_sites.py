@@ -18,6 +18,7 @@ from fednotes.data.text import split_sentences
 from fednotes.jobs.job import Sites, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.documents import digest_site
+from fednotes.training.sites import unite_tags
 
 DRUGS = "aspirin metformin ibuprofen warfarin insulin statin codeine heparin".split()
 FINDINGS = "rash nausea cough fever pain ulcer cramps vertigo".split()
@@ -229,6 +230,42 @@ def test_nested_mentions_are_flattened_and_counted(tmp_path: Path) -> None:
     assert {d.text[s.start : s.end] for d in loaded.data[0].train for s in d.spans} == {
         "severe chest pain"
     }
+
+
+def test_overlapping_mentions_of_different_types_can_be_kept(tmp_path: Path) -> None:
+    """A mention inside another one of its type is flattened and reported."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(12):
+            (tmp_path / name / f"{i}.txt").write_text(
+                f"Case {i} had severe chest pain."
+            )
+            start = len(f"Case {i} had ")
+            (tmp_path / name / f"{i}.ann").write_text(
+                f"T1\tADE {start} {start + 17}\tsevere chest pain\n"
+                f"T2\tADE {start + 7} {start + 17}\tchest pain\n"
+                f"T3\tPlace {start + 7} {start + 12}\tchest\n"
+                "T4\tPlace 0 4\tCase\n"
+            )
+    keep = {"path": "a", "flatten": "keep"}
+    scorer = {"method": "finetune", "model": {"kind": "type-scorer"}}
+    loaded = load(tmp_path, tables=scorer, a=keep, b=keep | {"path": "b"})
+    assert loaded.remarks == tuple(
+        f"{name}: 12 nested mentions in {name} (keep)" for name in ("a", "b")
+    )
+    assert all(site.tags.overlaps for site in loaded.data)
+    assert {
+        (d.text[s.start : s.end], s.label)
+        for d in loaded.data[0].train
+        for s in d.spans
+    } == {("severe chest pain", "ADE"), ("chest", "Place"), ("Case", "Place")}
+    mixed = load(tmp_path, tables=scorer, a=keep, b={"path": "b"})
+    with pytest.raises(
+        ConfigError, match=r"'a' keeps overlapping .*'b' does not: set the same"
+    ):
+        unite_tags(mixed.data)
+    with pytest.raises(ConfigError, match="'a' has overlapping mentions, and 'b' flat"):
+        load_silos(tmp_path, {"number": 2}, a=keep, b={"path": "b"})
 
 
 @pytest.mark.parametrize(

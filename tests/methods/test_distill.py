@@ -577,6 +577,13 @@ def test_gold_mentions_win_over_overlapping_predictions() -> None:
     assert completed.spans == (Span(0, 15, "ADE"), Span(16, 22, "Disease"))
 
 
+def test_predictions_stay_where_mentions_may_overlap() -> None:
+    gold = Document("1", "aspirin induced asthma", (Span(0, 15, "ADE"),))
+    guess = replace(gold, spans=(Span(0, 7, "Drug"), Span(0, 15, "ADE")))
+    completed = pseudo_complete(gold, guess, {"ADE"}, overlaps=True)
+    assert completed.spans == (Span(0, 7, "Drug"), Span(0, 15, "ADE"))
+
+
 def test_adjacent_mentions_do_not_overlap() -> None:
     """Half-open offsets: one that ends where gold begins stays, one that begins where
     it ends too; one character more, and the gold one wins."""

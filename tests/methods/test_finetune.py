@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -419,6 +419,53 @@ def test_sites_with_different_types_train_one_type_scorer(
     model = load_model(tmp_path / "a" / "model")
     texts = documents(7, 3)
     assert model.predict(texts) == a.model.predict(texts)
+
+
+def nest(data: SiteData) -> SiteData:
+    """Return a site with findings around each finding and the word before it."""
+    tags = replace(data.tags, types=(*data.tags.types, "phrase"), overlaps=True)
+    parts = {}
+    for part in ("train", "valid", "test"):
+        parts[part] = tuple(
+            replace(each, spans=(*each.spans, *_find_phrases(each)))
+            for each in getattr(data, part)
+        )
+    return replace(data, tags=tags, **parts)
+
+
+def _find_phrases(document: Document) -> Iterator[Span]:
+    for span in document.spans:
+        before = document.text[: span.start].rstrip()
+        start = max(before.rfind(" "), before.rfind(".")) + 1
+        if start < len(before) and before[-1] != ".":
+            yield Span(start, span.end, "phrase")
+
+
+def test_sites_train_a_type_scorer_that_finds_nested_mentions(bert: Path) -> None:
+    """Flat predictions could not have more than one mention of each pair."""
+    sites = [nest(site_data(name, seed, 40)) for seed, name in enumerate("ab")]
+    model = replace(scorer_config(bert, sites).model, descriptions={})
+    settings = config(bert, sites, cycles=25, learning_rate=0.01)
+    a, _ = train(sites, replace(settings, model=model))
+    of_type = a.scores["by_type"]
+    gold = sum(len(document.spans) for document in sites[0].test)
+    assert a.scores["support"] == gold
+    assert of_type["phrase"]["support"] > 0.6 * (gold - of_type["phrase"]["support"])
+    assert all(scores["strict"]["recall"] > 0.8 for scores in of_type.values())
+
+
+def test_private_pseudo_annotation_needs_flat_mentions(bert: Path) -> None:
+    sites = [nest(site_data(name, seed, 2)) for seed, name in enumerate("ab")]
+    settings = distill.Config(
+        model=scorer_config(bert, scorer_sites(2)).model,
+        privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1),
+        weighting=False,
+    )
+    pseudo = replace(settings, unannotated="pseudo")
+    with pytest.raises(ConfigError, match=r'do not overlap: set unannotated = "soft"'):
+        distill.METHOD.configure(pseudo, sites)
+    soft = distill.METHOD.configure(replace(settings, unannotated="soft"), sites)
+    assert soft.tags.overlaps
 
 
 def test_a_site_alone_trains_a_type_scorer_of_its_own_types(bert: Path) -> None:

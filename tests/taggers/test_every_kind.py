@@ -22,7 +22,7 @@ from other_packages import leave_out_others
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.taggers.saving import list_model_kinds
+from fednotes.taggers.saving import find_config_class, list_model_kinds
 
 pytest.importorskip("transformers")
 SMALL_MODELS = KINDS | SAMPLE_KINDS  # the samples too, which have few settings
@@ -230,3 +230,29 @@ def test_wrong_corpora_and_settings_are_refused(kind: str, folder: Path) -> None
     predicted = model.predict([Document(str(i), text) for i, text in enumerate(texts)])
     assert [d.text for d in predicted] == list(texts)
     assert not any(d.spans for d in predicted[:2])
+
+
+@every_kind
+def test_mentions_that_may_overlap_are_read_or_refused(kind: str, folder: Path) -> None:
+    """A nested mention adds to the loss of a kind that can find it."""
+    tagset = TagSet(TAGS.types, overlaps=True)
+    small = SMALL_MODELS[kind]
+    if not find_config_class(small.settings["kind"]).finds_overlaps:
+        with pytest.raises(ConfigError, match=r"cannot find them: use .*type-scorer"):
+            make(kind, folder, tagset=tagset)
+        return
+
+    text = "took aspirin ."
+    outer, inner = Span(0, 12, "ADR"), Span(5, 12, "Drug")
+    model = make(kind, folder, tagset=tagset).eval()
+    nested = model.prepare([Document("1", text, (outer, inner))])
+    losses = [
+        model.losses(corpus, [0]).source
+        for corpus in (
+            nested,
+            model.annotate(nested, [Document("1", text, (outer,))], TAGS.types),
+            model.annotate(nested, nested.documents, TAGS.types),
+        )
+    ]
+    assert not torch.allclose(losses[0], losses[1])
+    torch.testing.assert_close(losses[0], losses[2])

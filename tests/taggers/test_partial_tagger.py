@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Scheme, Span, TagSet
-from fednotes.data.batches import encode_corpus
+from fednotes.data.batches import decode_mentions, encode_corpus
 from fednotes.taggers.corpora import TaggerCorpus
 from fednotes.taggers.partial import Soft, find_allowed_tags, retag
 from fednotes.taggers.tagger import Tagger, read_tagger_config
@@ -237,6 +237,35 @@ def test_retagging_equals_a_new_encoding(
         assert ours.documents == tuple(marked)
     again = retag(expected, bare, ())
     assert not again.tags.any()
+
+
+def test_mentions_that_may_overlap_stay_when_others_are_added() -> None:
+    """ "gave her a mild rash" contains "mild rash", and "rash. no" ends at the
+    sentence."""
+    tagset = TagSet(("X", "Y"), overlaps=True)
+    spans = (Span(8, 28, "Y"), Span(19, 28, "X"), Span(24, 32, "Y"), Span(0, 7, "X"))
+    marked = [Document("0", TEXT), Document("1", TEXT, spans[:2]), Document("2", TEXT)]
+    bare = [Document(document.id, TEXT) for document in marked]
+    expected = encode_corpus(marked, tagset)
+    ours = retag(encode_corpus(bare, tagset), marked, ("X",))
+    assert expected.mentions is not None
+    assert ours.mentions is not None
+    assert np.array_equal(ours.mentions, expected.mentions)
+    assert np.array_equal(ours.tags, expected.tags)
+    words = [
+        (TEXT[a:b], tagset.types[kind])
+        for first, stop, kind in ours.mentions.tolist()
+        for (a, _), (_, b) in [ours.offsets[[first, stop - 1]].tolist()]
+    ]
+    assert words == [("gave her a mild rash", "Y"), ("mild rash", "X")]
+    crossing = retag(expected, [*marked[:2], Document("2", TEXT, spans[2:])], ())
+    assert crossing.mentions is not None
+    decoded = decode_mentions(crossing, crossing.mentions[::-1])
+    assert [document.spans for document in decoded] == [
+        (),
+        spans[:2],
+        (Span(0, 7, "X"), Span(24, 29, "Y")),
+    ]
 
 
 def _found(

@@ -11,11 +11,18 @@ import pytest
 import torch
 from small_classifiers import TAGS, document, lines
 
+import fednotes
 from fednotes.core.errors import ConfigError
-from fednotes.core.types import Span, TagSet
+from fednotes.core.types import Document, Span, TagSet
 from fednotes.taggers.partial import Soft
-from fednotes.taggers.saving import build_model, read_model_config
+from fednotes.taggers.saving import (
+    build_model,
+    load_model,
+    read_model_config,
+    save_model,
+)
 from fednotes.taggers.type_scorer import TypeScorer, make_type_texts
+from fednotes.training.sites import Adam
 
 transformers = pytest.importorskip("transformers")
 
@@ -221,3 +228,62 @@ def test_confidence_is_the_score_of_a_span(bert: Path) -> None:
     others = model.compute_alternatives(text, Span(5, 16, "ADR"))
     assert others["O"] == pytest.approx(1 - probabilities[1:3, :, 1].max(), abs=1e-5)
     assert others.keys() == {"O", "ADR", "Drug"}
+
+
+def nested_documents() -> list[Document]:
+    """Return notes in which each "took X" is one mention and the drug X another."""
+    texts = ["took metoprolol", "no pain took metoprolol and nausea", "metoprolol no"]
+    notes = []
+    for number, text in enumerate(texts):
+        spans = []
+        for word, label in (("took metoprolol", "ADR"), ("metoprolol", "Drug")):
+            if word in text:
+                start = text.index(word)
+                spans.append(Span(start, start + len(word), label))
+        bounds = ((0, len(text)),)
+        notes.append(Document(str(number), text, tuple(spans), sentences=bounds))
+    return notes
+
+
+NESTED = replace(TAGS, overlaps=True)
+
+
+def test_overlapping_mentions_of_different_types_are_all_targets(bert: Path) -> None:
+    """The loss, from the scores by loops: "metoprolol" ends one mention and is all of
+    another."""
+    model = build(bert, NESTED)
+    corpus = model.prepare(nested_documents())
+    order = np.array([1, 0])
+    probabilities = sigmoid(compute_scores(model, model._read(corpus, order)))
+    expected = []
+    for p, took, length in ((probabilities[0], 2, 6), (probabilities[1], 0, 2)):
+        y = np.zeros((length, 2, 3))
+        y[took, 0] = [1, 1, 0]
+        y[took + 1, 0] = [0, 1, 1]
+        y[took + 1, 1] = 1
+        q = p[:length]
+        expected.append(-(y * np.log(q) + (1 - y) * np.log(1 - q)).sum())
+    losses = model.losses(corpus, order)
+    np.testing.assert_allclose(numbers(losses.source), expected, rtol=1e-4)
+
+
+def test_a_model_learns_and_predicts_nested_mentions(
+    bert: Path, tmp_path: Path
+) -> None:
+    """They are scored against all mentions, also by the saved model."""
+    model = build(bert, NESTED, stirred=False, dropout=0.0, threshold=0.5, width=16)
+    gold = nested_documents()
+    corpus = model.prepare(gold)
+    optimizer = Adam(model.trainable(), 0.01)
+    for _ in range(150):
+        model.losses(corpus, [0, 1, 2]).source.sum().backward()
+        optimizer.step()
+    predicted = model.predict(gold, confidence=True)
+    assert [each.spans for each in predicted] == [each.spans for each in gold]
+    assert all(0.5 < s.confidence <= 1 for each in predicted for s in each.spans)
+
+    save_model(model, tmp_path / "model")
+    saved = fednotes.load(tmp_path / "model")
+    assert saved.evaluate(gold).scores["strict"]["f1"] == 1
+    assert saved.evaluate(gold).scores["support"] == 5
+    assert load_model(tmp_path / "model").tagset == NESTED

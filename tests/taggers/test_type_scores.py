@@ -17,6 +17,7 @@ from fednotes.taggers.type_scores import (
     compute_place_losses,
     find_best_candidates,
     find_candidates,
+    mark_mentions,
     mark_places,
     score_spans,
 )
@@ -52,6 +53,16 @@ def test_words_start_continue_and_end_the_mentions_of_their_sentence(
                 expected[row, word, kind, 1] = True
             expected[row, stop - 1, kind, 2] = True
     marks = mark_places(make_tags(scheme), TagSet(TYPES, scheme))
+    np.testing.assert_array_equal(marks, expected)
+
+
+def test_a_word_can_start_and_end_mentions_of_several_types() -> None:
+    """The first two words are a mention of type 2, and the second one of type 0."""
+    marks = mark_mentions(np.array([(1, 0, 2, 2), (1, 1, 2, 0)]), (2, 3, 3))
+    expected = np.zeros((2, 3, 3, 3), bool)
+    expected[1, 0, 2] = [True, True, False]
+    expected[1, 1, 2] = [False, True, True]
+    expected[1, 1, 0] = True
     np.testing.assert_array_equal(marks, expected)
 
 
@@ -169,3 +180,14 @@ def test_a_span_is_chosen_unless_it_overlaps_a_better_one() -> None:
     left, right = (0, 0, 2, 1), (0, 1, 3, 0)
     tied = choose_spans(np.array([right, left]), np.ones(2), (1, 3))
     assert tied.tolist() == [list(left)]
+
+
+def test_spans_of_different_types_can_be_kept() -> None:
+    """Of each type, the best one displaces those that overlap it."""
+    candidates = np.array(
+        [(0, 0, 4, 0), (0, 1, 3, 1), (0, 2, 3, 1), (0, 3, 5, 0), (0, 3, 4, 2)]
+    )
+    scores = np.array([0.9, 0.6, 0.7, 0.8, 0.5])
+    chosen = choose_spans(candidates, scores, (1, 5), overlaps=True)
+    expected = [(0, 0, 4, 0), (0, 2, 3, 1), (0, 3, 4, 2)]
+    assert list(map(tuple, chosen.tolist())) == expected

@@ -96,10 +96,13 @@ class TagSet:
     Attributes:
         types: The entity types.
         scheme: The scheme for encoding a mention as tags of its tokens.
+        overlaps: Whether mentions of different types may overlap. Tags of tokens then
+            describe only the longest of overlapping mentions.
     """
 
     types: tuple[str, ...]
     scheme: Scheme = "BIO"
+    overlaps: bool = field(default=False, repr=False)
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -115,7 +118,7 @@ class TagSet:
     def union(self, other: TagSet) -> TagSet:
         """Return the types of both sets, this set's first, in this set's scheme."""
         added = tuple(name for name in other.types if name not in self.types)
-        return TagSet(self.types + added, self.scheme)
+        return replace(self, types=self.types + added)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,13 @@ from typing import Literal
 import numpy as np
 
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.tags import decode_tags, encode_tags, flatten
+from fednotes.data.tags import (
+    decode_tags,
+    encode_mentions,
+    encode_tags,
+    flatten_for,
+    keep_outermost,
+)
 from fednotes.data.text import Bounds, Passage, split_sentences, tokenize
 
 Unit = Literal["sentence", "document"]
@@ -40,6 +46,9 @@ class Encoded:
         form: (tokens,) index into `forms`.
         tags: (tokens,) tag ids.
         unit: The unit that is read at once.
+        mentions: (mentions, 3) first token, token after the last, and type index of
+            each mention, in the order of the first tokens; None unless the mentions of
+            the tag set may overlap (`TagSet.overlaps`).
     """
 
     documents: tuple[Document, ...]
@@ -51,6 +60,7 @@ class Encoded:
     form: np.ndarray
     tags: np.ndarray
     unit: Unit = "sentence"
+    mentions: np.ndarray | None = None
 
     @property
     def sentences(self) -> int:
@@ -94,8 +104,9 @@ def encode_corpus(
     max_tokens: int | None = 256,
     unit: Unit = "sentence",
 ) -> Encoded:
-    """Encode documents, flattening overlapping mentions ("outermost").
+    """Encode documents.
 
+    Overlapping mentions are flattened ("outermost"), except for `Encoded.mentions`.
     Tokens, tags and a document's sentences do not depend on the unit. Units without
     tokens and gold spans outside all sentences are left out.
 
@@ -116,14 +127,20 @@ def encode_corpus(
     lengths: list[int] = []
     offsets = [np.zeros((0, 2), np.int32)]
     tags = [np.zeros(0, np.int64)]
+    mentions = [np.zeros((0, 3), np.int64)]
     for number, document in enumerate(documents):
-        spans, _ = flatten(document.spans, "outermost")
+        spans, _ = flatten_for(tagset, document.spans)
         sentence_tokens: list[np.ndarray] = []
         sentences = split_sentences(document)
         by_sentence = _group_spans_by_sentence(spans, sentences)
         for (start, end), sentence_spans in zip(sentences, by_sentence, strict=True):
             tokens = tokenize(document.text[start:end]) + np.int32(start)
-            ids, _ = encode_tags(sentence_spans, tokens, tagset)
+            flat_spans: Sequence[Span] = sentence_spans
+            if tagset.overlaps:
+                flat_spans = keep_outermost(sentence_spans)
+                ranges = encode_mentions(sentence_spans, tokens, tagset)
+                mentions.append(ranges + [len(form), len(form), 0])
+            ids, _ = encode_tags(flat_spans, tokens, tagset)
             if len(tokens) == 0:
                 continue
             for token_start, token_end in tokens.tolist():
@@ -151,6 +168,7 @@ def encode_corpus(
         form=np.array(form, dtype=np.int64),
         tags=np.concatenate(tags),
         unit=unit,
+        mentions=np.concatenate(mentions) if tagset.overlaps else None,
     )
 
 
@@ -182,6 +200,36 @@ def decode_documents(
             )
     return tuple(
         replace(document, spans=tuple(document_spans))
+        for document, document_spans in zip(encoded.documents, spans, strict=True)
+    )
+
+
+def decode_mentions(
+    encoded: Encoded, mentions: np.ndarray, confidences: np.ndarray | None = None
+) -> tuple[Document, ...]:
+    """Return the documents with other mentions, which may overlap.
+
+    Args:
+        encoded: The encoded documents.
+        mentions: (mentions, 3) as in `Encoded.mentions`, in any order.
+        confidences: (mentions,) the confidence of each mention.
+    """
+    first, stop, kind = mentions.T
+    sentence = np.searchsorted(encoded.bounds, first, side="right") - 1
+    columns = (
+        encoded.sentence_document[sentence],
+        encoded.offsets[first, 0],
+        encoded.offsets[stop - 1, 1],
+        kind,
+    )
+    values = [None] * len(mentions) if confidences is None else confidences.tolist()
+    spans: list[list[Span]] = [[] for _ in encoded.documents]
+    rows = zip(*(column.tolist() for column in columns), values, strict=True)
+    for owner, start, end, type_index, value in rows:
+        label = encoded.tagset.types[type_index]
+        spans[owner].append(Span(start, end, label, confidence=value))
+    return tuple(
+        replace(document, spans=tuple(sorted(document_spans)))
         for document, document_spans in zip(encoded.documents, spans, strict=True)
     )
 

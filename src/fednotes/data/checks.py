@@ -33,7 +33,8 @@ from fednotes.data.tags import (
     Alignment,
     FlattenCounts,
     encode_tags,
-    flatten,
+    flatten_for,
+    keep_outermost,
     list_types,
 )
 from fednotes.data.text import (
@@ -251,7 +252,10 @@ class CorpusCheck:
         mentions = [span for span in document.spans if span.label in types]
         if not mentions:
             return
-        flat_mentions, shapes = flatten(mentions, "outermost")
+        tagset = self._tagset or TagSet(types)
+        flat_mentions, shapes = flatten_for(tagset, mentions)
+        if tagset.overlaps:
+            flat_mentions = keep_outermost(mentions)
         _, alignment = encode_tags(flat_mentions, tokens, TagSet(types))
         self._shapes += shapes
         self._alignment += alignment
@@ -646,7 +650,7 @@ def _check_part(
     if not documents and part != "train":
         return [_make_finding(where, "empty_part", {})]
     types = site.scored_types if part == "test" else site.tags.types
-    tagset = TagSet(types, site.tags.scheme)
+    tagset = replace(site.tags, types=types)
     findings = check_documents(documents, tagset, where, max_tokens)
     if part == "train":
         return findings

@@ -22,7 +22,7 @@ from fednotes.core.types import Counts, Document, Span, TagSet
 
 # The types of each site, in the order of the complete tag set.
 TagSets = tuple[tuple[str, ...], ...]
-FlattenRule = Literal["outermost", "first_fragment", "drop"]
+FlattenRule = Literal["outermost", "first_fragment", "drop", "keep"]
 AlignmentKind = Literal["exact", "snapped", "shortened", "merged", "lost"]
 
 OUTSIDE = -1  # index in place of a type for tokens outside every mention
@@ -152,6 +152,36 @@ def encode_tags(
             write_tags(ids[first_free:stop], tag, tagset)
             settled = stop
     return ids, Alignment(**counts)
+
+
+def encode_mentions(
+    spans: Iterable[Span], tokens: np.ndarray, tagset: TagSet
+) -> np.ndarray:
+    """Return the tokens of one sentence's mentions, which may overlap.
+
+    The mentions of each type are aligned with tokens as by `encode_tags`.
+
+    Args:
+        spans: Mentions; those of one type must be flat (see `flatten`).
+        tokens: (tokens, 2) character offsets, in order.
+        tagset: Types and scheme of the tags.
+
+    Returns:
+        (mentions, 3) first token, token after the last, and type index, in the order of
+        the first tokens.
+
+    Raises:
+        DataError: The tag set lacks the label of a mention.
+    """
+    by_label: dict[str, list[Span]] = {}
+    for span in spans:
+        by_label.setdefault(span.label, []).append(span)
+    ranges = [np.zeros((0, 3), np.int64)]
+    for of_label in by_label.values():
+        ids, _ = encode_tags(of_label, tokens, tagset)
+        ranges.append(np.stack(find_spans(ids, tagset), 1))
+    joined = np.concatenate(ranges)
+    return joined[np.lexsort(joined.T[::-1])]
 
 
 def _find_first_tag(span: Span, tagset: TagSet) -> int:
@@ -323,6 +353,20 @@ def keep_outermost(spans: Iterable[Span]) -> tuple[Span, ...]:
     return flat
 
 
+def flatten_for(
+    tagset: TagSet, spans: Iterable[Span]
+) -> tuple[tuple[Span, ...], FlattenCounts]:
+    """Flatten mentions by the rule that suits a tag set.
+
+    The rule is "keep" if mentions of the tag set may overlap, else "outermost".
+
+    Args:
+        tagset: The tag set.
+        spans: Mentions of one document.
+    """
+    return flatten(spans, "keep" if tagset.overlaps else "outermost")
+
+
 def flatten(
     spans: Iterable[Span], rule: FlattenRule
 ) -> tuple[tuple[Span, ...], FlattenCounts]:
@@ -334,12 +378,16 @@ def flatten(
             first to its last piece; of overlapping mentions the longest is kept, then
             the leftmost. "first_fragment": a discontinuous mention becomes its first
             piece, and "outermost" then applies. "drop": discontinuous mentions and all
-            mentions that overlap another one are dropped.
+            mentions that overlap another one are dropped. "keep": "outermost" applies
+            to the mentions of each label separately, so mentions with different labels
+            may overlap in the result.
 
     Returns:
         The flat mentions, and a count of what was changed.
     """
     all_spans = tuple(spans)
+    if rule == "keep":
+        return _flatten_each_label(all_spans)
     distinct = sorted(
         set(all_spans), key=lambda s: (s.start, -s.end, s.label, s.fragments)
     )
@@ -364,6 +412,22 @@ def flatten(
         discontinuous=sum(is_discontinuous),
     )
     return tuple(flat), counts
+
+
+def _flatten_each_label(
+    spans: Sequence[Span],
+) -> tuple[tuple[Span, ...], FlattenCounts]:
+    """Apply the rule "outermost" of `flatten` to the mentions of each label."""
+    by_label: dict[str, list[Span]] = {}
+    for span in spans:
+        by_label.setdefault(span.label, []).append(span)
+    kept: list[Span] = []
+    counts = FlattenCounts()
+    for of_label in by_label.values():
+        flat, changes = flatten(of_label, "outermost")
+        kept += flat
+        counts += changes
+    return tuple(sorted(kept)), counts
 
 
 def _join_pieces(span: Span, rule: FlattenRule) -> Span:

@@ -13,11 +13,11 @@ from fednotes.core.errors import (
     ParameterError,
     suggest_name,
 )
-from fednotes.core.types import Document
+from fednotes.core.types import Document, TagSet
 from fednotes.data import formats
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.problems import OnError
-from fednotes.data.tags import keep_outermost, list_types, relabel
+from fednotes.data.tags import flatten_for, list_types, relabel
 from fednotes.jobs.evaluation import check_label_map
 from fednotes.jobs.input_readers import requiring_annotations
 
@@ -40,7 +40,7 @@ class GoldDocuments(NamedTuple):
     """Documents with the annotations against which a model is scored.
 
     Attributes:
-        documents: The documents, with flat spans of the model's types.
+        documents: The documents, with flattened spans of the model's types.
         scored: The types that can be scored.
         labels: All labels of the documents, with their new names.
     """
@@ -85,7 +85,7 @@ def read_annotated(
 
 def prepare_gold(
     annotated: AnnotatedDocuments,
-    model_types: tuple[str, ...],
+    tagset: TagSet,
     label_map: Mapping[str, str] | None = None,
     types: Sequence[str] = (),
 ) -> GoldDocuments:
@@ -96,7 +96,7 @@ def prepare_gold(
 
     Args:
         annotated: The documents.
-        model_types: The types of the model.
+        tagset: The tag set of the model.
         label_map: New names of the documents' labels. Unknown labels are not scored.
         types: The types to score, annotated or not; by default the types of the model
             that the documents annotate.
@@ -105,6 +105,7 @@ def prepare_gold(
         DataError: The documents annotate none of the model's types.
         ConfigError: A label to map or a type does not exist.
     """
+    model_types = tagset.types
     original_labels = list_types(annotated.documents)
     label_map = check_label_map(label_map, original_labels, model_types, annotated.name)
     documents = relabel(annotated.documents, label_map, None)
@@ -118,11 +119,11 @@ def prepare_gold(
             f"model knows {', '.join(model_types)}: rename labels with `label_map`"
         )
     of_known_types = relabel(documents, {}, model_types)
-    gold = tuple(
-        replace(document, spans=keep_outermost(document.spans))
-        for document in of_known_types
-    )
-    return GoldDocuments(gold, scored, labels)
+    gold = []
+    for document in of_known_types:
+        spans, _ = flatten_for(tagset, document.spans)
+        gold.append(replace(document, spans=spans))
+    return GoldDocuments(tuple(gold), scored, labels)
 
 
 def _require_known_types(types: Sequence[str], model_types: Sequence[str]) -> None:

@@ -50,6 +50,7 @@ from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, resolve_encoding
 from fednotes.data.notes import NoteDatabase, NotePlace, require_places_of_notes
+from fednotes.data.tags import FlattenRule
 from fednotes.jobs.causes import Cause
 from fednotes.jobs.patient_reviews import ReviewedPatients
 from fednotes.methods.base import Method
@@ -118,7 +119,10 @@ class SiteConfig:
             keeps the longest of overlapping mentions, and extends a discontinuous one
             over the whole stretch from its first to its last fragment; "first_fragment"
             does the same, but keeps only the first fragment of a discontinuous one;
-            "drop" leaves out all of them.
+            "drop" leaves out all of them. "keep" keeps overlapping mentions of
+            different types, and treats those of one type as "outermost" does; all sites
+            must set it, and only the kinds of model "type-scorer" and "prompt-bart" can
+            find such mentions.
         hold_out: Fraction of the training sentences to hold out for validation if the
             other keys leave no validation data. They are taken after the split, so the
             test data stay the same.
@@ -156,7 +160,7 @@ class SiteConfig:
     max_sentences: NonNegativeInt = 0
     max_valid_sentences: NonNegativeInt = 0
     max_test_sentences: NonNegativeInt = 0
-    flatten: Literal["outermost", "first_fragment", "drop"] = "outermost"
+    flatten: FlattenRule = "outermost"
     hold_out: FractionBelowOne = 0.0
     expected_sentences: NonNegativeInt = 0
     repeats: Literal["drop", "keep"] = "drop"
@@ -207,6 +211,11 @@ class SiteConfig:
                 f"share = {self.share!r} divides the documents of `path`, which is not "
                 "set: give `path`, or leave out `share`"
             )
+
+    @property
+    def keeps_overlaps(self) -> bool:
+        """Return whether mentions of different types may overlap."""
+        return self.flatten == "keep"
 
     @property
     def part_of_corpus(self) -> tuple[int, int]:

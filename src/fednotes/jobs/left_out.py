@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import Draws
-from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.types import Document, SiteData, Span
 from fednotes.core.wording import format_count
 from fednotes.core.work import working
 from fednotes.data.split import make_sentence_documents, subsample
@@ -343,7 +343,7 @@ class LeftOutSite:
 
     def _build_model(self) -> Model:
         """Return a new model for those of the scored types that the site annotates."""
-        tags = TagSet(self._own_types, self._site.tags.scheme)
+        tags = replace(self._site.tags, types=self._own_types)
         config = self._job.config.model.for_types(self._own_types)
         return build_model(config, tags, self._job.seed, self._device)
 

@@ -443,7 +443,9 @@ class MentionModel:
         annotated = read_annotated(
             documents, options.format, options.on_error, options.encoding
         )
-        gold = prepare_gold(annotated, self.types, options.label_map, options.types)
+        gold = prepare_gold(
+            annotated, self.model.tagset, options.label_map, options.types
+        )
         predicted = self.model.predict(gold.documents)
         counts = SpanCounts.of(gold.documents, predicted, types=gold.scored)
         unscored = [label for label in self.types if label not in gold.scored]
@@ -465,7 +467,7 @@ class MentionModel:
     ) -> JudgedConfidences:
         """Return confidences, and which are right; see `SavedModel`."""
         annotated = read_annotated(documents, encoding=encoding)
-        gold = prepare_gold(annotated, self.types, label_map)
+        gold = prepare_gold(annotated, self.model.tagset, label_map)
         predicted = self.model.predict(gold.documents, confidence=True)
         confidences, is_right, owners = judge_spans(
             gold.documents, predicted, gold.scored

@@ -458,8 +458,9 @@ class Site(MentionSite):
         `pseudo` is set to the number of mentions that the model adds.
         """
         predicted = self.model.predict(self.train_set)  # Eq. 4
+        overlaps = self.config.tags.overlaps
         documents = tuple(
-            pseudo_complete(gold, guess, self.known)
+            pseudo_complete(gold, guess, self.known, overlaps=overlaps)
             for gold, guess in zip(self.data.train, predicted, strict=True)
         )
         self.pseudo = _count_spans(documents) - _count_spans(self.data.train)
@@ -833,19 +834,26 @@ def _count_spans(documents: Iterable[Document]) -> int:
 
 
 def pseudo_complete(
-    gold: Document, predicted: Document, known: Collection[str]
+    gold: Document,
+    predicted: Document,
+    known: Collection[str],
+    *,
+    overlaps: bool = False,
 ) -> Document:
     """Return a document with pseudo-complete annotation (Eq. 5).
 
     It has its gold mentions and the predicted mentions of other types. A prediction
-    that overlaps a gold mention is dropped.
+    that overlaps a gold mention is dropped, unless mentions may overlap.
 
     Args:
         gold: The document with the mentions of the known types.
         predicted: The same document with a model's mentions.
         known: The types that the site annotates.
+        overlaps: Whether mentions of different types may overlap.
     """
-    gold_bounds = sorted((span.start, span.end) for span in gold.spans)
+    gold_bounds = (
+        [] if overlaps else sorted((span.start, span.end) for span in gold.spans)
+    )
     # [tagsets eq 5]
     added = [
         span
@@ -967,11 +975,20 @@ class Distill(Method):
         Raises:
             RefusedError: The job has instance weights and fewer than three sites in a
                 round.
+            ConfigError: Differential privacy cannot be combined with "pseudo" where
+                mentions may overlap, or sites differ in whether they may.
         """
         num_sites = config.sites_per_round or len(sites)
         if config.weighting and num_sites < FEWEST_CONTRIBUTORS:
             raise RefusedError(_explain_too_few(num_sites))
-        return replace(config, tags=unite_tags(sites), sites=len(sites))
+        tags = unite_tags(sites)
+        if tags.overlaps and config.privacy and config.unannotated == "pseudo":
+            raise ConfigError(
+                'unannotated = "pseudo" with [privacy] needs mentions that do not '
+                'overlap: set unannotated = "soft", or flatten = "outermost" at each '
+                "site"
+            )
+        return replace(config, tags=tags, sites=len(sites))
 
     def configure_alone(
         self, config: Any, sites: Sequence[SiteData]

@@ -17,7 +17,7 @@ from fednotes.core.errors import TrainingError
 from fednotes.core.types import Document
 from fednotes.data.batches import Encoded
 from fednotes.encoders.encoder import SubWords
-from fednotes.encoders.reading import Pieces, split_passages
+from fednotes.encoders.reading import Pieces, concatenate_ranges, split_passages
 from fednotes.taggers.crf import Counts
 from fednotes.taggers.partial import Soft, find_allowed_tags, require_types, retag
 
@@ -233,6 +233,25 @@ class Batch:
         return find_allowed_tags(
             self.tags, self.corpus.encoded.tagset, self.corpus.known
         )
+
+    def find_mentions(self) -> np.ndarray:
+        """Return the mentions of the sentences, if they may overlap.
+
+        Returns:
+            (mentions, 4) position of the sentence in the batch, first word, word after
+            the last, and type index.
+        """
+        encoded = self.corpus.encoded
+        mentions = encoded.mentions
+        assert mentions is not None
+        start = encoded.bounds[self.rows]
+        low = np.searchsorted(mentions[:, 0], start)
+        counts = np.searchsorted(mentions[:, 0], encoded.bounds[self.rows + 1]) - low
+        chosen = mentions[concatenate_ranges(low, counts)]
+        sentence = np.repeat(np.arange(len(self.rows)), counts)
+        first, stop, kind = chosen.T
+        shift = start[sentence]
+        return np.stack([sentence, first - shift, stop - shift, kind], 1)
 
     def make_targets(self) -> tuple[Tensor, Tensor | None, Tensor, Counts | None]:
         """Return the targets of the sentences, as `partial.py` takes them.

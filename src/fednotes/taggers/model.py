@@ -62,11 +62,14 @@ class ModelConfig:
             single best annotation; not a key.
         predicts_tags: Whether that posterior consists of the probabilities of each
             word's tags; not a key.
+        finds_overlaps: Whether the model can find overlapping mentions of different
+            types, and train on them; not a key.
         encodes: Whether the model is a trainable pre-trained encoder; not a key.
     """
 
     trains_on_posteriors: ClassVar[bool] = True
     predicts_tags: ClassVar[bool] = True
+    finds_overlaps: ClassVar[bool] = False
     encodes: ClassVar[bool] = False
 
     def for_types(

@@ -51,7 +51,12 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, DataError, suggest_name
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import Encoded
-from fednotes.data.tags import encode_tags, flatten
+from fednotes.data.tags import (
+    encode_mentions,
+    encode_tags,
+    flatten_for,
+    keep_outermost,
+)
 from fednotes.taggers.crf import CRF, Counts
 
 
@@ -293,7 +298,8 @@ def retag(
 
     A span that crosses the end of a sentence (or of a piece of one) ends there. A
     mention of an unknown type is dropped if it overlaps a known mention, so that
-    additions never change the site's own annotation.
+    additions never change the site's own annotation; if mentions of different types may
+    overlap, they cannot change it.
 
     Args:
         encoded: The corpus.
@@ -305,12 +311,13 @@ def retag(
     """
     annotated = tuple(documents)
     require_same_texts(encoded, annotated)
-    spans, owners = _flatten_spans(annotated, frozenset(known))
+    overlaps = encoded.tagset.overlaps
+    spans, owners = _flatten_spans(annotated, encoded.tagset, frozenset(known))
     first, last, sentence = _find_token_ranges(encoded, spans, owners)
 
     stays = first < last
     is_added = np.array([span.label not in known for span in spans], dtype=bool)
-    if is_added.any():
+    if is_added.any() and not overlaps:
         is_fixed = stays & ~is_added
         covered = _count_covered(len(encoded.form), first[is_fixed], last[is_fixed])
         # No token is covered from the first to before the last.
@@ -318,15 +325,26 @@ def retag(
         stays &= ~is_added | is_free
 
     tags = np.zeros(len(encoded.form), np.int64)
+    ranges = [np.zeros((0, 3), np.int64)]
     rows = np.flatnonzero(stays)
     rows = rows[np.argsort(sentence[rows], kind="stable")]
     cuts = np.flatnonzero(np.diff(sentence[rows])) + 1
     for group in np.split(rows, cuts) if len(rows) else ():
         at = sentence[group[0]]
         part = slice(encoded.bounds[at], encoded.bounds[at + 1])
-        mentions = [spans[i] for i in group]
-        tags[part], _ = encode_tags(mentions, encoded.offsets[part], encoded.tagset)
-    return replace(encoded, documents=annotated, tags=tags)
+        words = encoded.offsets[part]
+        mentions: Sequence[Span] = [spans[i] for i in group]
+        if overlaps:
+            in_sentence = encode_mentions(mentions, words, encoded.tagset)
+            ranges.append(in_sentence + [part.start, part.start, 0])
+            mentions = keep_outermost(mentions)
+        tags[part], _ = encode_tags(mentions, words, encoded.tagset)
+    return replace(
+        encoded,
+        documents=annotated,
+        tags=tags,
+        mentions=np.concatenate(ranges) if overlaps else None,
+    )
 
 
 def _count_covered(tokens: int, first: np.ndarray, last: np.ndarray) -> np.ndarray:
@@ -361,12 +379,13 @@ def require_same_texts(encoded: Encoded, documents: tuple[Document, ...]) -> Non
 
 
 def _flatten_spans(
-    documents: tuple[Document, ...], known: frozenset[str]
+    documents: tuple[Document, ...], tagset: TagSet, known: frozenset[str]
 ) -> tuple[list[Span], np.ndarray]:
     """Return continuous spans, and the index of each span's document.
 
-    No two known spans overlap, and no two added ones. The two groups are flattened
-    separately, so that a long added mention does not displace a known one.
+    No two known spans overlap, and no two added ones, unless mentions of the tag set
+    may. The two groups are flattened separately, so that a long added mention does not
+    displace a known one.
     """
     spans: list[Span] = []
     owners: list[int] = []
@@ -374,7 +393,7 @@ def _flatten_spans(
         known_spans = [span for span in document.spans if span.label in known]
         added_spans = [span for span in document.spans if span.label not in known]
         for group in (known_spans, added_spans):
-            flat, _ = flatten(group, "outermost")
+            flat, _ = flatten_for(tagset, group)
             spans += flat
             owners += [number] * len(flat)
     return spans, np.array(owners, dtype=np.int64)

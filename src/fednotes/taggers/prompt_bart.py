@@ -100,6 +100,7 @@ class PromptBartConfig(ModelConfig):
     """
 
     trains_on_posteriors: ClassVar[bool] = False
+    finds_overlaps: ClassVar[bool] = True
 
     kind: Literal["prompt-bart"] = "prompt-bart"
     backbone: LocalFile = ""

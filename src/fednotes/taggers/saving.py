@@ -163,12 +163,19 @@ def build_model(
     same values. The global random state is not changed.
 
     Raises:
-        ConfigError: The tag set has no types, or there is no such device.
+        ConfigError: The tag set has no types, its mentions may overlap and this kind of
+            model cannot find such mentions, or there is no such device.
         ModelError: Word vectors, encoder or backbone are missing or damaged.
         MissingExtra: A package is missing.
     """
     entry = _find_kind(config.kind)
     assert entry is not None
+    if tagset.overlaps and not config.finds_overlaps:
+        raise ConfigError(
+            'flatten = "keep" keeps overlapping mentions, and [model] kind = '
+            f'"{config.kind}" cannot find them: use kind = "type-scorer", or '
+            'flatten = "outermost" at each site'
+        )
     return entry.build(config, tagset, seed, device)
 
 
@@ -412,6 +419,7 @@ def _describe(model: Model) -> dict[str, Any]:
     facts["tagset"] = {
         "types": list(model.tagset.types),
         "scheme": model.tagset.scheme,
+        "overlaps": model.tagset.overlaps,
     }
     return facts
 
@@ -491,7 +499,11 @@ def _read_specification(
             raise ModelError(
                 f"{file}: damaged (the name of an entity type is not a string)"
             )
-        return config, TagSet(types, tagset["scheme"])
+        # Models of earlier versions have flat mentions.
+        overlaps = tagset.get("overlaps", False)
+        if not isinstance(overlaps, bool):
+            raise ModelError(f"{file}: damaged ('overlaps' is not true or false)")
+        return config, TagSet(types, tagset["scheme"], overlaps)
     except ConfigError as error:
         raise ModelError(f"{file}: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:

@@ -28,7 +28,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -44,7 +44,9 @@ from fednotes.core.numbers import (
 )
 from fednotes.core.settings import LocalFile, checked
 from fednotes.core.tensors import seeding_layer
-from fednotes.core.types import TagSet
+from fednotes.core.types import Document, TagSet
+from fednotes.core.work import working
+from fednotes.data.batches import decode_mentions
 from fednotes.data.tags import split_label, write_tags
 from fednotes.data.text import Passage
 from fednotes.encoders.adapters import LoRA, find_linears
@@ -68,6 +70,7 @@ from fednotes.taggers.type_scores import (
     choose_spans,
     compute_place_losses,
     find_best_candidates,
+    mark_mentions,
     mark_places,
     score_spans,
     to_probabilities,
@@ -105,6 +108,7 @@ class TypeScorerConfig(ModelConfig):
     """
 
     predicts_tags: ClassVar[bool] = False
+    finds_overlaps: ClassVar[bool] = True
     encodes: ClassVar[bool] = True
 
     kind: Literal["type-scorer"] = "type-scorer"
@@ -255,14 +259,23 @@ class TypeReading:
         """Return the predicted tags; see `Reading.find_best_tags`."""
         tagset = self._tagset
         tags = np.zeros(self.batch.inside.shape, np.int64)
-        candidates, scores = find_best_candidates(
-            self.probabilities, self.config.threshold
-        )
-        chosen = choose_spans(candidates, scores, tags.shape)
+        chosen = self.find_best_spans(overlaps=False)
         for sentence, first, stop, kind in chosen.tolist():
             tag = 1 + kind * len(tagset.prefixes)
             write_tags(tags[sentence, first:stop], tag, tagset)
         return tags[self.batch.inside]
+
+    def find_best_spans(self, *, overlaps: bool) -> np.ndarray:
+        """Return the predicted mentions, (mentions, 4) as in `score_spans`.
+
+        Args:
+            overlaps: Whether mentions of different types may overlap.
+        """
+        candidates, scores = find_best_candidates(
+            self.probabilities, self.config.threshold
+        )
+        shape = self.batch.inside.shape
+        return choose_spans(candidates, scores, shape, overlaps=overlaps)
 
     def compute_span_probabilities(self, spans: np.ndarray) -> np.ndarray:
         """Return the scores of spans, as `type_scores.py` defines them.
@@ -343,7 +356,11 @@ class TypeReading:
         """
         batch = self.batch
         corpus = batch.corpus
-        marks = mark_places(batch.tags.cpu().numpy(), self._tagset)
+        if self._tagset.overlaps:
+            shape = (*batch.inside.shape, len(self._tagset.types))
+            marks = mark_mentions(batch.find_mentions(), shape)
+        else:
+            marks = mark_places(batch.tags.cpu().numpy(), self._tagset)
         targets = torch.from_numpy(marks).to(scores)
         weight = self.config.positive_weight
         is_real = torch.from_numpy(batch.inside).to(scores)[..., None]
@@ -436,6 +453,28 @@ class TypeScorer(TunedEncoder):
             batch=batch,
             states=F.dropout(vectors, self.config.dropout, self.training),
             types=self.classifier.embed_types(self.compute_type_vectors()),
+        )
+
+    def _predict(self, corpus: Any, *, with_confidence: bool) -> tuple[Document, ...]:
+        """Return the documents with predicted spans; see `Model._predict`."""
+        if not self.tagset.overlaps:
+            return super()._predict(corpus, with_confidence=with_confidence)
+
+        mentions = [np.zeros((0, 3), np.int64)]
+        confidences = [np.zeros(0)]
+        with working("predicting sentences", len(corpus.lengths)) as count:
+            for chosen in self._batch_by_length(corpus.lengths):
+                reading = self._read_for_tags(corpus, chosen)
+                spans = reading.find_best_spans(overlaps=True)
+                start = corpus.encoded.bounds[chosen[spans[:, 0]]][:, None]
+                mentions.append(spans[:, 1:] + start * [1, 1, 0])
+                if with_confidence:
+                    confidences.append(reading.compute_span_probabilities(spans))
+                count.add(len(chosen))
+        return decode_mentions(
+            corpus.encoded,
+            np.concatenate(mentions),
+            np.concatenate(confidences) if with_confidence else None,
         )
 
     def compute_type_vectors(self) -> Tensor:

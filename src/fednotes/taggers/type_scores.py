@@ -22,7 +22,8 @@ A candidate for a mention of t is a stretch from a start to an end, both above t
 threshold, all of whose words are inside. Its score is the mean of three numbers: the
 probability of its start, the mean of its words' probabilities of being inside, and the
 probability of its end. Candidates are taken from the highest score to the lowest,
-unless they overlap one that was taken before.
+unless they overlap one that was taken before; if mentions of different types may
+overlap, only those of the same type count.
 """
 
 from __future__ import annotations
@@ -57,15 +58,33 @@ def mark_places(tags: np.ndarray, tagset: TagSet) -> np.ndarray:
     """
     # An empty word after each sentence keeps the mentions of sentences apart.
     separated = np.pad(tags, ((0, 0), (0, 1)))
+    steps = separated.shape[1]
     first, stop, kind = find_spans(separated.ravel(), tagset)
+    sentence, first_word = np.divmod(first, steps)
+    mentions = np.stack([sentence, first_word, first_word + stop - first, kind], 1)
+    return mark_mentions(mentions, (*tags.shape, len(tagset.types)))
+
+
+def mark_mentions(mentions: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """Return whether one of these mentions starts at, contains or ends at each word.
+
+    Args:
+        mentions: (mentions, 4) sentence, first word, the word after the last one, type.
+        shape: Sentences, steps and types.
+
+    Returns:
+        (sentences, steps, types, places) bool.
+    """
+    sentence, first, stop, kind = mentions.T
     length = stop - first
     words = concatenate_ranges(first, length)
 
-    marks = np.zeros((separated.size, len(tagset.types), PLACES), bool)
-    marks[first, kind, START] = True  # [scorer target]
-    marks[words, np.repeat(kind, length), INSIDE] = True  # [scorer target]
-    marks[stop - 1, kind, END] = True  # [scorer target]
-    return marks.reshape(*separated.shape, *marks.shape[1:])[:, :-1]
+    marks = np.zeros((*shape, PLACES), bool)
+    marks[sentence, first, kind, START] = True  # [scorer target]
+    rows = np.repeat(sentence, length)
+    marks[rows, words, np.repeat(kind, length), INSIDE] = True  # [scorer target]
+    marks[sentence, stop - 1, kind, END] = True  # [scorer target]
+    return marks
 
 
 def compute_place_losses(
@@ -168,7 +187,11 @@ def find_best_candidates(
 
 
 def choose_spans(
-    candidates: np.ndarray, scores: np.ndarray, shape: tuple[int, ...]
+    candidates: np.ndarray,
+    scores: np.ndarray,
+    shape: tuple[int, ...],
+    *,
+    overlaps: bool = False,
 ) -> np.ndarray:
     """Return the candidates that overlap no better one, (spans, 4), best first.
 
@@ -178,13 +201,16 @@ def choose_spans(
         candidates: (candidates, 4) as in `score_spans`.
         scores: (candidates,).
         shape: Sentences and steps.
+        overlaps: Whether candidates of different types may overlap.
     """
     _, first, stop, kind = candidates.T
     order = np.lexsort((kind, first, first - stop, -scores))
-    is_taken = np.zeros(shape, bool)
+    lanes = kind.max(initial=0) + 1 if overlaps else 1
+    is_taken = np.zeros((lanes, *shape), bool)
     chosen: list[tuple[int, int, int, int]] = []
     for sentence, begin, end, type_index in candidates[order].tolist():
-        words = is_taken[sentence, begin:end]
+        lane = type_index if overlaps else 0
+        words = is_taken[lane, sentence, begin:end]
         if not words.any():
             words[:] = True
             chosen.append((sentence, begin, end, type_index))

@@ -686,7 +686,18 @@ def is_ascending(positions: Tensor, stop: int) -> bool:
 
 
 def unite_tags(sites: Sequence[SiteData]) -> TagSet:
-    """Return the complete tag set, the union over the sites."""
+    """Return the complete tag set, the union over the sites.
+
+    Raises:
+        ConfigError: Some sites keep overlapping mentions and others do not.
+    """
+    keeping = [site.id for site in sites if site.tags.overlaps]
+    if 0 < len(keeping) < len(sites):
+        other = next(site.id for site in sites if not site.tags.overlaps)
+        raise ConfigError(
+            f'site {keeping[0]!r} keeps overlapping mentions (flatten = "keep"), and '
+            f"site {other!r} does not: set the same `flatten` at all sites"
+        )
     return reduce(TagSet.union, (site.tags for site in sites))
 
 

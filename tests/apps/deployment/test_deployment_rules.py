@@ -607,13 +607,18 @@ def test_paths_of_notes_and_conditions_are_not_sent(tmp_path: Path) -> None:
             "BIOES: set the same scheme on both sides",
         ),
         (
+            {"overlaps": True},
+            'site "a": the site keeps overlapping mentions (flatten = "keep"), the job does not: '
+            "set the same `flatten` on both sides",
+        ),
+        (
             {"label_map": {"AE": "", "DI": "Drug"}},
             'site "a": the job has {Drug, ADR}, the site has {Drug, ADR}, but label_map differs '
             '("AE" → "ADR" at the job, dropped at the site; "DI" → not mapped at the job, "Drug" '
             "at the site): make it the same on both sides",
         ),
     ],
-    ids=["equal", "types", "order", "scheme", "label_map"],
+    ids=["equal", "types", "order", "scheme", "overlaps", "label_map"],
 )
 def test_an_error_shows_how_the_labels_of_job_and_site_differ(
     site_labels: dict[str, Any], message: str

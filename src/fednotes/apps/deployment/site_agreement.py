@@ -54,6 +54,7 @@ class Description:
         encoder: Digest of the pretrained encoder that models start from; "" for none.
         types: Entity types of a site with annotations.
         scheme: Tagging scheme of a site with annotations.
+        overlaps: Whether mentions of different types may overlap at such a site.
         label_map: How a site with annotations maps labels to entity types.
         width: Number of features of a site with patients.
         dense: Whether these features are dense.
@@ -70,6 +71,7 @@ class Description:
     encoder: str = ""
     types: tuple[str, ...] = ()
     scheme: Scheme = "BIO"
+    overlaps: bool = False
     label_map: Mapping[str, str] = field(default_factory=dict)
     width: Annotated[int, Interval(ge=0, le=_MAX_WIDTH)] = 0
     dense: bool = False
@@ -377,7 +379,7 @@ def _make_stub(job: Job, site: str, facts: Description) -> Any:
     if job.kind.make_stub is not None:
         return job.kind.make_stub(site, facts)
     public = PublicNotes(facts.public) if facts.public else None
-    tags = TagSet(facts.types, facts.scheme)
+    tags = TagSet(facts.types, facts.scheme, facts.overlaps)
     return SiteData(site, tags, (), (), (), public=public)
 
 
@@ -396,6 +398,7 @@ def require_as_declared(job: Job, descriptions: Descriptions) -> None:
         declared = Description(
             types=table.types,
             scheme=table.scheme,
+            overlaps=table.keeps_overlaps,
             label_map=table.label_map or facts.label_map,
         )
         problem = explain_mismatch(site, declared, facts, names=("the job", "the site"))
@@ -439,6 +442,12 @@ def explain_mismatch(
         return (
             f"{both_types}, written as {left.scheme} and as {right.scheme}: set the "
             "same scheme on both sides"
+        )
+    if left.overlaps != right.overlaps:
+        keeping, other = names if left.overlaps else names[::-1]
+        return (
+            f"site {_quote_json(site)}: {keeping} keeps overlapping mentions (flatten "
+            f'= "keep"), {other} does not: set the same `flatten` on both sides'
         )
     map_differences = _compare_label_maps(left, right, names)
     if map_differences:

@@ -164,6 +164,8 @@ def digest_site(site: SiteData) -> str:
     Two runs on the same notes have the same digest.
     """
     digest = hashlib.sha256(repr(site.tags).encode())
+    if site.tags.overlaps:
+        digest.update(b"overlaps")
     if site.test_types:
         digest.update(repr(site.test_types).encode())
     if site.public is not None:
@@ -246,7 +248,7 @@ def _invent_site(name: str, site: SiteConfig) -> SiteData:
     """Return a one-sentence site in place of one whose files cannot be read."""
     types = list_named_types(site) or ("Drug",)
     note = Document("invented", "Took aspirin .", (Span(5, 12, types[0]),))
-    tags = TagSet(types, site.scheme)
+    tags = TagSet(types, site.scheme, site.keeps_overlaps)
     return SiteData(name, tags, (note,), (), (), public=PublicNotes.of([note]))
 
 
@@ -255,6 +257,7 @@ def _describe(job: Job, site: SiteData) -> dict[str, Any]:
     return {
         "types": site.tags.types,
         "scheme": site.tags.scheme,
+        "overlaps": site.tags.overlaps,
         "label_map": dict(job.sites[site.id].label_map),
         "public": "" if site.public is None else site.public.digest,
     }

@@ -148,7 +148,7 @@ def _make_key(site: str, document: Document, by: str) -> Key:
 
 
 def _require_same_annotation(sites: Sequence[SiteData]) -> None:
-    """Raise ConfigError unless all sites annotate the same types in the same scheme."""
+    """Raise ConfigError unless all sites annotate the same types in the same way."""
     first, *others = sites
     for site in others:
         _require_equal("annotates", first, site, first.tags.types, site.tags.types)
@@ -158,6 +158,18 @@ def _require_same_annotation(sites: Sequence[SiteData]) -> None:
         _require_equal(
             "has the scheme", first, site, (first.tags.scheme,), (site.tags.scheme,)
         )
+        _require_equal(
+            "has",
+            first,
+            site,
+            (_describe_overlaps(first),),
+            (_describe_overlaps(site),),
+        )
+
+
+def _describe_overlaps(site: SiteData) -> str:
+    """Describe whether a site's mentions may overlap."""
+    return "overlapping mentions" if site.tags.overlaps else "flat mentions"
 
 
 def _require_equal(
@@ -173,8 +185,8 @@ def _require_equal(
         verb: What sites do with the values, such as "annotates", for the message.
         one: The first site.
         two: The second site.
-        values_of_one: Types or schemes of the first site.
-        values_of_two: Types or schemes of the second site.
+        values_of_one: Values of the first site, such as its types.
+        values_of_two: Values of the second site.
     """
     if set(values_of_one) != set(values_of_two):
         raise ConfigError(
@@ -182,5 +194,5 @@ def _require_equal(
             f"scheme, but site {one.id!r} {verb} "
             f"{', '.join(sorted(values_of_one))}, and {two.id!r} "
             f"{', '.join(sorted(values_of_two))}: give both the same `types` "
-            "(label_map renames them) and the same scheme"
+            "(label_map renames them), the same scheme and the same `flatten`"
         )

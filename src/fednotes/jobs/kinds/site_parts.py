@@ -29,7 +29,7 @@ from fednotes.jobs.kinds.annotated_files import (
 
 
 def cut_parts(site: SiteOfJob, raw: Parts, types: Types | None) -> Parts:
-    """Return the train, valid and test documents of a site, with flat mentions.
+    """Return the train, valid and test documents of a site, with flattened mentions.
 
     Args:
         site: The site.
@@ -53,7 +53,7 @@ def cut_parts(site: SiteOfJob, raw: Parts, types: Types | None) -> Parts:
 def _flatten_mentions(
     site: SiteOfJob, part: str, documents: Documents, types: Types | None
 ) -> Documents:
-    """Return documents in which no two mentions overlap, and report what changed."""
+    """Return documents with mentions flattened by the site's rule; report changes."""
     rule = site.config.flatten
     counts = FlattenCounts()
     flat = []
@@ -157,7 +157,7 @@ def reduce_parts(site: SiteOfJob, parts_by_site: Mapping[str, Parts]) -> SiteDat
     }
     for part, limit in limits.items():
         parts[part] = _limit_sentences(site, part, parts[part], limit)
-    tags = TagSet(types, config.scheme)
+    tags = TagSet(types, config.scheme, config.keeps_overlaps)
     return SiteData(site.name, tags, parts["train"], parts["valid"], parts["test"])
 
 

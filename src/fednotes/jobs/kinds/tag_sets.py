@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fednotes.core.errors import ConfigError, suggest_name
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build
-from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.core.types import Document, SiteData
 from fednotes.data.tags import (
     TagSets,
     draw_appendix_d,
@@ -193,7 +194,7 @@ def keep_types(
     """
     return SiteData(
         site.id,
-        TagSet(types, site.tags.scheme),
+        replace(site.tags, types=types),
         relabel(site.train, {}, labels),
         relabel(site.valid, {}, labels),
         relabel(site.test, {}, test_types or labels),
