@@ -19,7 +19,11 @@ from fednotes.jobs.causes import Cause, Setting
 from fednotes.jobs.diagnosis.evidence import read_run_evidence
 from fednotes.jobs.diagnosis.gain import find_gain_causes
 from fednotes.jobs.diagnosis.next_run import find_command
-from fednotes.jobs.kinds.mention_causes import find_missed_types
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.kinds.mention_causes import (
+    find_missed_types,
+    find_threshold_causes,
+)
 from fednotes.jobs.results import PairedDifference
 from fednotes.jobs.score_causes import find_empty_scores
 
@@ -424,6 +428,38 @@ def test_the_importance_of_missed_types_follows_their_test_mentions(
     }
     (cause,) = find_missed_types(job, {"north": {"federated": score}}, {})
     assert cause.importance == importance
+
+
+@pytest.mark.parametrize(
+    ("predicted", "threshold", "code", "proposed"),
+    [
+        (0, 0.01, "threshold_high", {"model.threshold": 0.002}),
+        (49, 0.5, "threshold_high", {"model.threshold": 0.1}),
+        (50, 0.01, "", {}),
+        (200, 0.01, "", {}),
+        (201, 0.01, "threshold_low", {"model.threshold": 0.05}),
+        (201, 0.3, "threshold_low", {"model.threshold": 0.5}),
+        (201, 0.5, "threshold_low", {}),
+    ],
+)
+def test_the_threshold_of_a_type_scorer_is_proposed_where_it_predicts_too_few_or_many(
+    notes: Paths, predicted: int, threshold: float, code: str, proposed: dict[str, Any]
+) -> None:
+    """Too few and too many are less than half and more than twice the 100 mentions."""
+    of_type = {"support": 50, "predicted": 0, "strict": {"f1": 0.0}}
+    by_type = {"Drug": {**of_type, "predicted": predicted}, "Dose": of_type}
+    scores = {"north": {"alone": {}, "federated": {"by_type": by_type}}}
+    table = make_job(*notes, method="finetune", training={}, model={})
+    model = {"kind": "type-scorer", "threshold": threshold}
+    job = parse_job({**table, "training": {}, "model": model}, "j", Path(), "j.toml")
+    causes = list(find_threshold_causes(job, scores))
+    assert [cause.code for cause in causes] == ([code] if code else [])
+    for cause in causes:
+        assert (cause.importance, cause.where) == ("medium", "north, federated")
+        assert numbers(cause) == {"predicted": predicted, "test_mentions": 100}
+        assert values(cause) == proposed
+    other = parse_job(make_job(*notes), "j", Path(), "j.toml")
+    assert not list(find_threshold_causes(other, scores))
 
 
 # ---- data ----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from fednotes.data.checks import (
 from fednotes.data.split import make_sentence_documents
 from fednotes.data.tags import list_types
 from fednotes.data.text import split_sentences
+from fednotes.jobs.causes import Cause
 from fednotes.jobs.job import (
     ConfigTable,
     CountTable,
@@ -50,6 +51,7 @@ from fednotes.jobs.kinds.mention_causes import (
     count_training,
     find_data_causes,
     find_missed_types,
+    find_threshold_causes,
 )
 from fednotes.jobs.kinds.public_notes import read_public_notes
 from fednotes.jobs.kinds.silos import deal_into_silos
@@ -302,6 +304,14 @@ def _encode_sentence(sentence: Document, *, labels: bool) -> bytes:
     return join_parts(*parts)
 
 
+def _find_score_causes(
+    job: Job, scores: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Iterator[Cause]:
+    """Yield the causes that scores of mentions show; see `find_missed_types`."""
+    yield from find_missed_types(job, scores, facts)
+    yield from find_threshold_causes(job, scores)
+
+
 KIND = SiteKind(
     name="documents",
     site_config=SiteConfig,
@@ -317,7 +327,7 @@ KIND = SiteKind(
     count_examples=_count_sentences,
     make_stand_in=_make_stand_in,
     count_training=count_training,
-    find_score_causes=find_missed_types,
+    find_score_causes=_find_score_causes,
     find_data_causes=find_data_causes,
     check=_check,
     iterate_notes=_iterate_notes,

@@ -28,6 +28,7 @@ from fednotes.jobs.label_maps import LabelMap, find_label_maps
 from fednotes.jobs.settings_to_try import list_longer_training, list_personal_settings
 from fednotes.jobs.unshared_types import find_common_types
 from fednotes.privacy.units import group_documents
+from fednotes.taggers.type_scorer import TypeScorerConfig
 
 # A type with this share of all mentions is one in two hundred: batches of a few
 # sentences rarely contain it.
@@ -51,6 +52,15 @@ LENGTH_STEP = 64
 # and its scores say little.
 SMALL_SITE = 50
 
+# A threshold is wrong if the numbers of predicted and of annotated mentions differ by
+# more than this factor.
+FAR = 2.0
+# The proposed threshold is higher or lower by this factor, and not above the next.
+THRESHOLD_STEP = 5.0
+HIGHEST_THRESHOLD = 0.5
+
+# The conditions in the order in which their scores show causes.
+_CONDITIONS = ("federated", "alone", "pooled")
 # Site → entity type → number of training mentions.
 _MentionCounts = Mapping[str, Mapping[str, int]]
 
@@ -176,7 +186,7 @@ def find_missed_types(
 
 def _find_condition(scores: Mapping[str, Any]) -> str | None:
     """Return the first condition in which any mention is found, or None."""
-    for condition in ("federated", "alone", "pooled"):
+    for condition in _CONDITIONS:
         score = scores.get(condition)
         if score and score.get("by_type") and score["relaxed"]["f1"] > 0:
             return condition
@@ -269,6 +279,67 @@ def _list_type_settings(
     total = _sum_over_sites(training.values())
     if any(total[label] >= RARE for label in missed):
         yield from list_longer_training(job)
+
+
+def find_threshold_causes(job: Job, scores: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield a cause for each site where a threshold gives too few or many mentions.
+
+    Args:
+        job: The job. Only the model of a type scorer has a threshold.
+        scores: Site → condition → scores on the site's test data.
+    """
+    model = job.config.model
+    if not isinstance(model, TypeScorerConfig):
+        return
+    for site, by_condition in scores.items():
+        judged = [c for c in _CONDITIONS if by_condition.get(c, {}).get("by_type")]
+        if not judged:
+            continue
+        by_type = by_condition[judged[0]]["by_type"].values()
+        gold = sum(score["support"] for score in by_type)
+        predicted = sum(score["predicted"] for score in by_type)
+        if not gold or gold / FAR <= predicted <= FAR * gold:
+            continue
+        yield _describe_threshold(
+            f"{site}, {judged[0]}", model.threshold, gold, predicted
+        )
+
+
+def _describe_threshold(
+    where: str, threshold: float, gold: int, predicted: int
+) -> Cause:
+    """Return the cause that a threshold is too high or too low.
+
+    Args:
+        where: The site and the condition.
+        threshold: The threshold.
+        gold: Number of test mentions.
+        predicted: Number of predicted mentions.
+    """
+    is_high = predicted < gold
+    code = "threshold_high" if is_high else "threshold_low"
+    change = "less than half" if is_high else "more than twice"
+    factor = 1 / THRESHOLD_STEP if is_high else THRESHOLD_STEP
+    value = float(f"{min(threshold * factor, HIGHEST_THRESHOLD):.2g}")
+    setting = Setting.of("model", "threshold", value=value, current=threshold)
+    counts = {"predicted": predicted, "test_mentions": gold}
+    return Cause(
+        code,
+        limit_importance("medium", gold),
+        where,
+        f"the model predicts {change} as many mentions as are annotated",
+        f"{'lower' if is_high else 'raise'} model.threshold, and keep the value with "
+        "the best F1 on validation data",
+        evidence=(
+            Evidence(
+                f"{predicted:,} predicted and {format_count(gold, 'test mention')} "
+                f"at the threshold {threshold:g}",
+                "summary.json",
+                counts,
+            ),
+        ),
+        settings=() if value == threshold else (setting,),
+    )
 
 
 # ---- causes that counts show, also before training -----------------------------------
