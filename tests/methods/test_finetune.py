@@ -15,9 +15,10 @@ import torch
 from tiny_taggers import assert_same, plain_adamw
 from tiny_taggers import values as copied
 
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.update import Total
 from fednotes.data.batches import draw_epoch_batches
 from fednotes.data.split import pool_documents
 from fednotes.engines.inprocess import InProcess
@@ -25,6 +26,7 @@ from fednotes.methods import distill, finetune, personal
 from fednotes.methods.finetune import Config, Site, _Sentences, count_notes
 from fednotes.methods.private import DPMethod
 from fednotes.metrics.spans import SpanCounts
+from fednotes.metrics.thresholds import THRESHOLDS
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.encoder_tagger import EncoderTaggerConfig
 from fednotes.taggers.saving import build_model, load_model, save_model
@@ -419,6 +421,112 @@ def test_sites_with_different_types_train_one_type_scorer(
     model = load_model(tmp_path / "a" / "model")
     texts = documents(7, 3)
     assert model.predict(texts) == a.model.predict(texts)
+
+
+def choosing(bert: Path, sites: Sequence[SiteData], **changes: Any) -> Config:
+    """Return the settings of training that chooses a type scorer's threshold."""
+    settings = scorer_config(bert, sites, learning_rate=0.01, **changes)
+    return replace(settings, choose_threshold=True)
+
+
+def score_thresholds_by_sets(members: Sequence[Site]) -> dict[float, float]:
+    """Return the F1 at each threshold over all sites' own types, by sets of mentions."""
+    scores = {}
+    for threshold in (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005):
+        gold: set[Any] = set()
+        guessed: set[Any] = set()
+        for member in members:
+            config = member.model.config
+            member.model.config = replace(config, threshold=threshold)
+            predicted = member.model.predict(member.data.valid)
+            member.model.config = config
+            for mentions, documents_of in (
+                (gold, member.data.valid),
+                (guessed, predicted),
+            ):
+                mentions.update(
+                    (member.id, each.id, span)
+                    for each in documents_of
+                    for span in each.spans
+                    if span.label in member.data.tags.types
+                )
+        precision = len(gold & guessed) / len(guessed) if guessed else 0.0
+        recall = len(gold & guessed) / len(gold)
+        both = precision + recall
+        scores[threshold] = 2 * precision * recall / both if both else 0.0
+    return scores
+
+
+def test_sites_choose_the_threshold_with_the_best_f1_over_their_validation_data(
+    bert: Path, tmp_path: Path
+) -> None:
+    """The sums of counts suffice. The models of the sites and the server have it."""
+    sites = scorer_sites(12)
+    settings = choosing(bert, sites, cycles=8)
+    members = [Site(data, settings, directory=tmp_path / data.id) for data in sites]
+    final = finetune.train(InProcess(members, secure=True), settings)
+    expected = score_thresholds_by_sets(members)
+    best = max(expected.values())
+    highest = max(each for each, f1 in expected.items() if f1 == best)
+    assert 0 < min(expected.values()) < best
+    assert {member.model.config.threshold for member in members} == {highest}
+    assert finetune.METHOD.save_model(settings, final, tmp_path / "global")
+    for folder in (tmp_path / "global", tmp_path / "a" / "model"):
+        assert load_model(folder).config.threshold == highest
+    assert members[0].scores["strict"] == members[0].score_on(sites[0])["strict"]
+
+    server = finetune.Server(settings, members[0].shared, finetune.summarise, None)
+    server.round = settings.cycles
+    updates = [member.evaluate(member.shared, cycle=8) for member in members]
+    server.judge(Total.of(updates))
+    assert server.metrics["valid_f1"] == pytest.approx(best)
+    for threshold, f1 in expected.items():
+        assert server.metrics[f"valid_f1_at_{threshold:g}"] == pytest.approx(f1)
+    resumed = finetune.Server(
+        settings, members[0].shared, finetune.summarise, server.state()
+    )
+    assert resumed.list_finish_options() == {"threshold": highest}
+
+
+def test_the_threshold_is_that_of_the_kept_cycle(bert: Path) -> None:
+    """The second of three evaluations has the best F1; ties take the higher value."""
+    sites = scorer_sites(2)
+    settings = choosing(bert, sites, cycles=3, keep_cycle=-1)
+    initial = finetune.make_initial_parameters(settings)
+    server = finetune.Server(settings, initial, finetune.summarise, None)
+    kept = []
+    for found in ({0.5: 3}, {0.2: 5, 0.02: 5}, {0.1: 4}):
+        metrics = {"threshold/gold": 10.0}
+        for threshold in THRESHOLDS:
+            name = f"threshold/{threshold:g}"
+            metrics[f"{name}/predicted"] = 10.0
+            metrics[f"{name}/tp"] = float(found.get(threshold, 0))
+        server.round += 1
+        kept.append(server.judge(Total({}, 1.0, metrics, 2)))
+    assert kept == [True, True, False]
+    assert server.list_finish_options() == {"threshold": 0.2}
+
+
+def test_without_validation_mentions_the_threshold_stays(bert: Path) -> None:
+    sites = [replace(site, valid=()) for site in scorer_sites(2)]
+    (member, *_) = train(sites, choosing(bert, sites, cycles=1))
+    assert member.model.config.threshold == 0.5
+
+
+def test_a_threshold_that_cannot_be_chosen_is_refused(bert: Path) -> None:
+    sites = scorer_sites(2)
+    with pytest.raises(
+        ConfigError, match=r"choose_threshold = true needs .*type-scorer"
+    ):
+        replace(config(bert, sites), choose_threshold=True)
+    settings = choosing(bert, sites, cycles=1)
+    privacy = Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1)
+    with pytest.raises(ConfigError, match=r"with \[privacy\], leave it out and set"):
+        replace(settings, privacy=privacy)
+    for changed, threshold in ((True, 0.3), (False, 0.5)):
+        member = Site(sites[0], replace(settings, choose_threshold=changed))
+        with pytest.raises(RefusedError, match="site 'a' received the threshold 0"):
+            member.finish(member.shared, threshold=threshold)
 
 
 def nest(data: SiteData) -> SiteData:

@@ -40,7 +40,14 @@ from fednotes.core.errors import (
     RefusedError,
     TrainingError,
 )
-from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
+from fednotes.core.federation import (
+    EVALUATE,
+    TRAIN,
+    Federation,
+    Option,
+    SiteTasks,
+    State,
+)
 from fednotes.core.numbers import (
     Epochs,
     FractionBelowOne,
@@ -394,7 +401,8 @@ def run_cycles(federation: Federation, server: Server) -> State:
                 federation.sum("keep")  # the private parameters of the same cycle
         cycle.commit(server.state(), server.metrics, evaluated=is_evaluated)
     result = server.result
-    federation.sum("finish", {} if server.evaluated is result else result)
+    tensors = {} if server.evaluated is result else result
+    federation.sum("finish", tensors, **server.list_finish_options())
     return server.state()
 
 
@@ -492,6 +500,10 @@ class Server(RoundServer):
         if self.round >= self.warm_up_cycles:
             return self.shared
         return {name: self.shared[name] for name in self._warm_up}
+
+    def list_finish_options(self) -> Mapping[str, Option]:
+        """Return the options of the last task, which a subclass may define."""
+        return {}
 
     def require_returned(
         self, total: Total, shapes: Mapping[str, tuple[int, ...]]

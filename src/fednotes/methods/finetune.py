@@ -26,21 +26,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError
-from fednotes.core.federation import Federation, State
+from fednotes.core.counts import round_counts
+from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.federation import Federation, Option, State
 from fednotes.core.numbers import PositiveFloat, PositiveInt
 from fednotes.core.settings import FilledIn, checked
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.core.update import Tensors, Update
+from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import draw_epoch_batches, encode_corpus
 from fednotes.data.split import pool_documents
-from fednotes.methods import read_presets
+from fednotes.methods import averaging, read_presets
 from fednotes.methods.averaging import (
     KEEP_BEST,
     Averaging,
     AveragingSite,
     AveragingWithDP,
-    Server,
     count_examples,
     count_steps,
     estimate_traffic,
@@ -51,6 +51,12 @@ from fednotes.methods.averaging import (
 )
 from fednotes.methods.base import Method
 from fednotes.methods.model_kinds import make_unsupported_kind_error
+from fednotes.metrics.thresholds import (
+    THRESHOLDS,
+    choose_threshold,
+    count_at_thresholds,
+    score_thresholds,
+)
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import DPSupport
 from fednotes.taggers.corpora import EncoderCorpus
@@ -58,6 +64,7 @@ from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, find_config_class, list_model_kinds
 from fednotes.taggers.saving import read_model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
+from fednotes.taggers.type_scorer import TypeScorer, TypeScorerConfig
 from fednotes.training.local_trainer import Step
 from fednotes.training.server_steps import fill_in_sites, needs_each_update
 from fednotes.training.sites import (
@@ -79,6 +86,10 @@ class Config(Averaging):
         private: Layers that never leave a site: "classifier" or "encoder" of a token
             classifier; "crf", "lora" or "prompts" of an encoder-tagger; "classifier" or
             "lora" of a type scorer.
+        choose_threshold: Whether the threshold of a type scorer is chosen in training.
+            At each evaluation, sites count their validation mentions at several
+            thresholds; the one with the best strict F1 over all sites is saved with the
+            model. Without validation mentions, `threshold` of the model is saved.
         tags: The complete tag set, the union over the sites. A job fills it in.
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
@@ -87,9 +98,30 @@ class Config(Averaging):
     cycles: PositiveInt = 6
     learning_rate: PositiveFloat = 2e-5
     private: tuple[str, ...] = ()
+    choose_threshold: bool = False
     tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
     privacy: FilledIn[Privacy | None] = None
     min_sites: FilledIn[int] = 0
+
+    def __post_init__(self) -> None:
+        """Check the settings against each other.
+
+        Raises:
+            ConfigError: No run can have these settings.
+        """
+        super().__post_init__()
+        if not self.choose_threshold:
+            return
+        if not isinstance(self.model, TypeScorerConfig):
+            raise ConfigError(
+                'choose_threshold = true needs [model] kind = "type-scorer": leave it '
+                "out for other kinds of models"
+            )
+        if self.privacy is not None:
+            raise ConfigError(
+                "choose_threshold = true counts validation mentions without noise: "
+                "with [privacy], leave it out and set model.threshold"
+            )
 
 
 def train(federation: Federation, config: Config) -> State:
@@ -103,9 +135,56 @@ def train(federation: Federation, config: Config) -> State:
         The server's final state.
     """
     server = Server(
-        config, make_initial_parameters(config), summarise_mentions, federation.resume()
+        config, make_initial_parameters(config), summarise, federation.resume()
     )
     return run_cycles(federation, server)
+
+
+class Server(averaging.Server):
+    """The server of `averaging.py`, which also chooses a type scorer's threshold.
+
+    Attributes:
+        threshold: The threshold of the kept cycle; None if none was chosen.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.threshold: float | None = None
+        super().__init__(*arguments, **options)
+
+    def judge(self, total: Total) -> bool:
+        """Record the held-out scores and the threshold; see `averaging.Server`."""
+        is_kept = super().judge(total)
+        f1_by_threshold = score_thresholds(total.metrics)
+        for threshold, f1 in f1_by_threshold.items():
+            self.metrics[f"valid_f1_at_{threshold:g}"] = f1
+        if f1_by_threshold and (is_kept or not self.best.keeps_tensors):
+            self.threshold = choose_threshold(f1_by_threshold)
+        return is_kept
+
+    def list_finish_options(self) -> Mapping[str, Option]:
+        """Return the threshold, if one was chosen."""
+        return {} if self.threshold is None else {"threshold": self.threshold}
+
+    def state(self) -> State:
+        """Return all state that the next cycle depends on."""
+        state = super().state()
+        return replace(state, facts={**state.facts, "threshold": self.threshold})
+
+    def _restore(self, state: State) -> None:
+        super()._restore(state)
+        self.threshold = state.facts.get("threshold")
+
+
+def summarise(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the strict micro F1 over all sites' validation mentions.
+
+    If mentions were counted at several thresholds, it is that of the best one.
+    """
+    f1_by_threshold = score_thresholds(metrics)
+    if not f1_by_threshold:
+        return summarise_mentions(metrics)
+    f1 = max(f1_by_threshold.values())
+    return {"held_out": f1, "valid_f1": f1}
 
 
 def make_initial_parameters(config: Config) -> dict[str, Tensor]:
@@ -252,11 +331,31 @@ class Site(AveragingSite, MentionSite):
         """Return counts on the site's validation data."""
         del cycle
         self.load(tensors)
-        return self.report_counts(self.count_mentions("valid"))
+        if not self.config.choose_threshold:
+            return self.report_counts(self.count_mentions("valid"))
+        assert isinstance(self.model, TypeScorer)
+        predicted = self.model.predict_by_threshold(self.valid_set, THRESHOLDS)
+        metrics = count_at_thresholds(self.data.valid, predicted, self.data.tags.types)
+        return Update(metrics=round_counts(metrics, self.count_step))
 
-    def finish(self, tensors: Tensors) -> Update:
-        """Test and save the model of the kept cycle."""
+    def finish(self, tensors: Tensors, *, threshold: float | None = None) -> Update:
+        """Test and save the model of the kept cycle.
+
+        Args:
+            tensors: The model's shared parameters.
+            threshold: The threshold that the server has chosen.
+
+        Raises:
+            RefusedError: No server of this job chooses this threshold.
+        """
         self.load_kept(tensors)
+        if threshold is not None:
+            if not self.config.choose_threshold or threshold not in THRESHOLDS:
+                raise RefusedError(
+                    f"site {self.id!r} received the threshold {threshold:g}, which is "
+                    "none that this job chooses from"
+                )
+            self.model.config = replace(self.model.config, threshold=threshold)
         return self.test_and_save()
 
 
@@ -321,7 +420,7 @@ class Finetune(Method):
 
     def summarise(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the micro F1 over all sites' validation mentions."""
-        return summarise_mentions(metrics)
+        return summarise(metrics)
 
     def configure(self, config: Any, sites: Sequence[SiteData]) -> Any:
         """Return the settings with the number of sites and the union of their tags."""
@@ -410,7 +509,11 @@ class Finetune(Method):
         """Write the global model if no layer is private."""
         if config.private:
             return False
-        return save_global_model(config.model, config.tags, config.seed, final, folder)
+        model = config.model
+        threshold = final.facts.get("threshold")
+        if threshold is not None:
+            model = replace(model, threshold=threshold)
+        return save_global_model(model, config.tags, config.seed, final, folder)
 
     def needs_each_update(self, config: Any) -> bool:
         """Return whether the aggregation looks at each site's update."""

@@ -25,7 +25,7 @@ in all its layers' linear maps, U, c, V and b are trained and sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
@@ -51,7 +51,7 @@ from fednotes.data.tags import split_label, write_tags
 from fednotes.data.text import Passage
 from fednotes.encoders.adapters import LoRA, find_linears
 from fednotes.encoders.reading import split_passages
-from fednotes.taggers.corpora import Batch, EncoderCorpus
+from fednotes.taggers.corpora import Batch, EncoderCorpus, PreparedCorpus
 from fednotes.taggers.encoder_tagger import (
     Backbone,
     TunedEncoder,
@@ -62,6 +62,7 @@ from fednotes.taggers.model import (
     Kind,
     Losses,
     ModelConfig,
+    evaluating,
 )
 from fednotes.taggers.partial import mark_unknown_tags
 from fednotes.taggers.type_scores import (
@@ -82,6 +83,8 @@ MAX_SUBWORDS = 8192
 # The initial bias b: few words start, are inside or end a mention.
 INITIAL_BIAS = -2.0
 
+_NO_MENTIONS = np.zeros((0, 3), np.int64)
+
 
 @checked(frozen=True)
 class TypeScorerConfig(ModelConfig):
@@ -100,7 +103,8 @@ class TypeScorerConfig(ModelConfig):
             weight 1. Raise it if too few mentions are found.
         threshold: Probability above which a word starts, continues or ends a mention.
             The default suits models that were trained on few mentions of a type, which
-            are too cautious. Raise it if too many predicted mentions are wrong.
+            are too cautious. Raise it if too many predicted mentions are wrong. With
+            `choose_threshold` of the method "finetune", training chooses it.
         dropout: Dropout rate of the words' vectors.
         max_tokens: Maximum number of tokens in a sentence; longer sentences are cut
             between entities. A sentence longer than the encoder's positions is read in
@@ -259,21 +263,20 @@ class TypeReading:
         """Return the predicted tags; see `Reading.find_best_tags`."""
         tagset = self._tagset
         tags = np.zeros(self.batch.inside.shape, np.int64)
-        chosen = self.find_best_spans(overlaps=False)
+        chosen = self.find_best_spans(self.config.threshold, overlaps=False)
         for sentence, first, stop, kind in chosen.tolist():
             tag = 1 + kind * len(tagset.prefixes)
             write_tags(tags[sentence, first:stop], tag, tagset)
         return tags[self.batch.inside]
 
-    def find_best_spans(self, *, overlaps: bool) -> np.ndarray:
+    def find_best_spans(self, threshold: float, *, overlaps: bool) -> np.ndarray:
         """Return the predicted mentions, (mentions, 4) as in `score_spans`.
 
         Args:
+            threshold: The probability that each place of a mention exceeds.
             overlaps: Whether mentions of different types may overlap.
         """
-        candidates, scores = find_best_candidates(
-            self.probabilities, self.config.threshold
-        )
+        candidates, scores = find_best_candidates(self.probabilities, threshold)
         shape = self.batch.inside.shape
         return choose_spans(candidates, scores, shape, overlaps=overlaps)
 
@@ -457,25 +460,50 @@ class TypeScorer(TunedEncoder):
 
     def _predict(self, corpus: Any, *, with_confidence: bool) -> tuple[Document, ...]:
         """Return the documents with predicted spans; see `Model._predict`."""
-        if not self.tagset.overlaps:
-            return super()._predict(corpus, with_confidence=with_confidence)
-
-        mentions = [np.zeros((0, 3), np.int64)]
-        confidences = [np.zeros(0)]
+        mentions: list[np.ndarray] = []
+        confidences: list[np.ndarray] = []
         with working("predicting sentences", len(corpus.lengths)) as count:
-            for chosen in self._batch_by_length(corpus.lengths):
-                reading = self._read_for_tags(corpus, chosen)
-                spans = reading.find_best_spans(overlaps=True)
-                start = corpus.encoded.bounds[chosen[spans[:, 0]]][:, None]
-                mentions.append(spans[:, 1:] + start * [1, 1, 0])
+            for chosen, reading in self._iterate_readings(corpus):
+                spans = self._find_spans(reading, self.config.threshold)
+                mentions.append(_place_in_corpus(corpus, chosen, spans))
                 if with_confidence:
                     confidences.append(reading.compute_span_probabilities(spans))
                 count.add(len(chosen))
         return decode_mentions(
             corpus.encoded,
-            np.concatenate(mentions),
-            np.concatenate(confidences) if with_confidence else None,
+            np.concatenate([_NO_MENTIONS, *mentions]),
+            np.concatenate([np.zeros(0), *confidences]) if with_confidence else None,
         )
+
+    @torch.no_grad()
+    def predict_by_threshold(
+        self, corpus: PreparedCorpus, thresholds: Sequence[float]
+    ) -> dict[float, tuple[Document, ...]]:
+        """Return the predictions of `predict` at each of several thresholds.
+
+        Each sentence is read only once.
+        """
+        mentions = {threshold: [_NO_MENTIONS] for threshold in thresholds}
+        with evaluating(self):
+            for chosen, reading in self._iterate_readings(self.require_corpus(corpus)):
+                for threshold, parts in mentions.items():
+                    spans = self._find_spans(reading, threshold)
+                    parts.append(_place_in_corpus(corpus, chosen, spans))
+        return {
+            threshold: decode_mentions(corpus.encoded, np.concatenate(parts))
+            for threshold, parts in mentions.items()
+        }
+
+    def _iterate_readings(
+        self, corpus: PreparedCorpus
+    ) -> Iterator[tuple[np.ndarray, TypeReading]]:
+        """Yield the indices of the sentences of each batch, and their reading."""
+        for chosen in self._batch_by_length(corpus.lengths):
+            yield chosen, self._read_for_tags(corpus, chosen)
+
+    def _find_spans(self, reading: TypeReading, threshold: float) -> np.ndarray:
+        """Return the predicted mentions of a batch, (mentions, 4)."""
+        return reading.find_best_spans(threshold, overlaps=self.tagset.overlaps)
 
     def compute_type_vectors(self) -> Tensor:
         """Return g_t, (types, inputs), means over the sub-words of the types' texts."""
@@ -493,6 +521,23 @@ class TypeScorer(TunedEncoder):
         """Run the frozen encoder with its adapters; see `Backbone.compute_states`."""
         adapted = self.lora.applying(_find_all_linears(self.backbone))
         return self.backbone.compute_states(ids, mask, around=adapted)
+
+
+def _place_in_corpus(
+    corpus: PreparedCorpus, chosen: np.ndarray, spans: np.ndarray
+) -> np.ndarray:
+    """Return the mentions of a batch as those of the corpus.
+
+    Args:
+        corpus: The corpus.
+        chosen: (batch,) indices of the sentences.
+        spans: (mentions, 4) as in `score_spans`.
+
+    Returns:
+        (mentions, 3) as in `Encoded.mentions`.
+    """
+    start = corpus.encoded.bounds[chosen[spans[:, 0]]]
+    return np.stack([spans[:, 1] + start, spans[:, 2] + start, spans[:, 3]], 1)
 
 
 def build_type_scorer(
