@@ -433,33 +433,38 @@ def test_the_importance_of_missed_types_follows_their_test_mentions(
 @pytest.mark.parametrize(
     ("predicted", "threshold", "code", "proposed"),
     [
-        (0, 0.01, "threshold_high", {"model.threshold": 0.002}),
-        (49, 0.5, "threshold_high", {"model.threshold": 0.1}),
-        (50, 0.01, "", {}),
-        (200, 0.01, "", {}),
-        (201, 0.01, "threshold_low", {"model.threshold": 0.05}),
-        (201, 0.3, "threshold_low", {"model.threshold": 0.5}),
-        (201, 0.5, "threshold_low", {}),
+        (0, 0.01, "threshold_high", 0.002),
+        (49, 0.5, "threshold_high", 0.1),
+        (50, 0.01, "", None),
+        (200, 0.01, "", None),
+        (201, 0.01, "threshold_low", 0.05),
+        (201, 0.3, "threshold_low", 0.5),
+        (201, 0.5, "threshold_low", None),
     ],
 )
 def test_the_threshold_of_a_type_scorer_is_proposed_where_it_predicts_too_few_or_many(
-    notes: Paths, predicted: int, threshold: float, code: str, proposed: dict[str, Any]
+    notes: Paths, predicted: int, threshold: float, code: str, proposed: float | None
 ) -> None:
     """Too few and too many are less than half and more than twice the 100 mentions."""
     of_type = {"support": 50, "predicted": 0, "strict": {"f1": 0.0}}
     by_type = {"Drug": {**of_type, "predicted": predicted}, "Dose": of_type}
     scores = {"north": {"alone": {}, "federated": {"by_type": by_type}}}
     table = make_job(*notes, method="finetune", training={}, model={})
-    model = {"kind": "type-scorer", "threshold": threshold}
-    job = parse_job({**table, "training": {}, "model": model}, "j", Path(), "j.toml")
+    table |= {"model": {"kind": "type-scorer", "threshold": threshold}}
+    job, choosing = (
+        parse_job({**table, "training": training}, "j", Path(), "j.toml")
+        for training in ({}, {"choose_threshold": True})
+    )
     causes = list(find_threshold_causes(job, scores))
     assert [cause.code for cause in causes] == ([code] if code else [])
     for cause in causes:
         assert (cause.importance, cause.where) == ("medium", "north, federated")
         assert numbers(cause) == {"predicted": predicted, "test_mentions": 100}
-        assert values(cause) == proposed
+        assert values(cause)["training.choose_threshold"] is True
+        assert values(cause).get("model.threshold") == proposed
     other = parse_job(make_job(*notes), "j", Path(), "j.toml")
-    assert not list(find_threshold_causes(other, scores))
+    for unlike in (other, choosing):
+        assert not list(find_threshold_causes(unlike, scores))
 
 
 # ---- data ----------------------------------------------------------------------------

@@ -289,7 +289,8 @@ def find_threshold_causes(job: Job, scores: Mapping[str, Any]) -> Iterator[Cause
         scores: Site → condition → scores on the site's test data.
     """
     model = job.config.model
-    if not isinstance(model, TypeScorerConfig):
+    is_chosen = getattr(job.config, "choose_threshold", False)
+    if not isinstance(model, TypeScorerConfig) or is_chosen:
         return
     for site, by_condition in scores.items():
         judged = [c for c in _CONDITIONS if by_condition.get(c, {}).get("by_type")]
@@ -300,31 +301,22 @@ def find_threshold_causes(job: Job, scores: Mapping[str, Any]) -> Iterator[Cause
         predicted = sum(score["predicted"] for score in by_type)
         if not gold or gold / FAR <= predicted <= FAR * gold:
             continue
-        yield _describe_threshold(
-            f"{site}, {judged[0]}", model.threshold, gold, predicted
-        )
+        yield _describe_threshold(job, f"{site}, {judged[0]}", gold, predicted)
 
 
-def _describe_threshold(
-    where: str, threshold: float, gold: int, predicted: int
-) -> Cause:
+def _describe_threshold(job: Job, where: str, gold: int, predicted: int) -> Cause:
     """Return the cause that a threshold is too high or too low.
 
     Args:
+        job: The job.
         where: The site and the condition.
-        threshold: The threshold.
         gold: Number of test mentions.
         predicted: Number of predicted mentions.
     """
     is_high = predicted < gold
-    code = "threshold_high" if is_high else "threshold_low"
     change = "less than half" if is_high else "more than twice"
-    factor = 1 / THRESHOLD_STEP if is_high else THRESHOLD_STEP
-    value = float(f"{min(threshold * factor, HIGHEST_THRESHOLD):.2g}")
-    setting = Setting.of("model", "threshold", value=value, current=threshold)
-    counts = {"predicted": predicted, "test_mentions": gold}
     return Cause(
-        code,
+        "threshold_high" if is_high else "threshold_low",
         limit_importance("medium", gold),
         where,
         f"the model predicts {change} as many mentions as are annotated",
@@ -333,13 +325,25 @@ def _describe_threshold(
         evidence=(
             Evidence(
                 f"{predicted:,} predicted and {format_count(gold, 'test mention')} "
-                f"at the threshold {threshold:g}",
+                f"at the threshold {job.config.model.threshold:g}",
                 "summary.json",
-                counts,
+                {"predicted": predicted, "test_mentions": gold},
             ),
         ),
-        settings=() if value == threshold else (setting,),
+        settings=tuple(_list_threshold_settings(job, is_high=is_high)),
     )
+
+
+def _list_threshold_settings(job: Job, *, is_high: bool) -> Iterator[Setting]:
+    """Yield the setting that chooses a threshold, and another threshold."""
+    can_choose = hasattr(job.config, "choose_threshold") and job.privacy is None
+    if can_choose:
+        yield Setting.of("training", "choose_threshold", value=True, current=False)
+    threshold = job.config.model.threshold
+    factor = 1 / THRESHOLD_STEP if is_high else THRESHOLD_STEP
+    value = float(f"{min(threshold * factor, HIGHEST_THRESHOLD):.2g}")
+    if value != threshold:
+        yield Setting.of("model", "threshold", value=value, current=threshold)
 
 
 # ---- causes that counts show, also before training -----------------------------------
