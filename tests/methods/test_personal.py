@@ -529,7 +529,7 @@ def test_pooled_training_uses_all_notes_and_wrong_settings_are_refused(
         ConfigError, match=r'"personal" does not support model kind .tagger.'
     ):
         personal.METHOD.read_model_config({"kind": "tagger", "hashed_words": 8})
-    with pytest.raises(ConfigError, match=r"scores no tags: .* private = ..classifier"):
+    with pytest.raises(ConfigError, match=r"scores no tags: .* or finetune$"):
         personal.METHOD.read_model_config({"kind": "type-scorer"})
     assert personal.METHOD.read_model_config({"rank": 4}).train == "lora"
     sent, received = personal.METHOD.estimate_traffic(settings, [9, 7, 6])

@@ -630,14 +630,14 @@ class Personal(finetune.Finetune):
             ConfigError: The table names another kind of model.
         """
         settings = {"kind": "token-classifier", "train": "lora"} | dict(table)
-        if settings["kind"] == "type-scorer":
-            raise ConfigError(
-                'method "personal" mixes the tag scores of two token classifiers, and '
-                'model kind "type-scorer" scores no tags: for a type scorer of each '
-                'site, use method = "finetune" with private = ["classifier"]'
-            )
         if settings["kind"] != "token-classifier":
-            raise make_unsupported_kind_error("personal", settings["kind"])
+            error = make_unsupported_kind_error("personal", settings["kind"])
+            if settings["kind"] != "type-scorer":
+                raise error
+            raise ConfigError(
+                "personal models mix scores of tags, and a type scorer scores no tags: "
+                f"{error}"
+            )
         config = any_model(settings, where="")
         assert isinstance(config, TokenClassifierConfig)
         return config
