@@ -16,6 +16,7 @@ from fednotes.taggers.type_scores import (
     choose_spans,
     compute_place_losses,
     find_best_candidates,
+    find_best_spans,
     find_candidates,
     mark_mentions,
     mark_places,
@@ -182,12 +183,19 @@ def test_a_span_is_chosen_unless_it_overlaps_a_better_one() -> None:
     assert tied.tolist() == [list(left)]
 
 
-def test_spans_of_different_types_can_be_kept() -> None:
-    """Of each type, the best one displaces those that overlap it."""
-    candidates = np.array(
-        [(0, 0, 4, 0), (0, 1, 3, 1), (0, 2, 3, 1), (0, 3, 5, 0), (0, 3, 4, 2)]
-    )
-    scores = np.array([0.9, 0.6, 0.7, 0.8, 0.5])
-    chosen = choose_spans(candidates, scores, (1, 5), overlaps=True)
-    expected = [(0, 0, 4, 0), (0, 2, 3, 1), (0, 3, 4, 2)]
-    assert list(map(tuple, chosen.tolist())) == expected
+@pytest.mark.parametrize("seed", range(3))
+def test_spans_of_different_types_can_be_kept(seed: int) -> None:
+    """Each type's spans are those of a model of this type alone; two types can have the
+    same words."""
+    probabilities = random_probabilities(seed, 0.6)
+    probabilities[0, :2, 1:] = 0.9
+    found = find_best_spans(probabilities, 0.6, overlaps=True)
+    expected = []
+    for kind in range(len(TYPES)):
+        alone = find_best_spans(
+            probabilities[:, :, kind : kind + 1], 0.6, overlaps=False
+        )
+        expected += [(*span[:3], kind) for span in alone.tolist()]
+    assert sorted(map(tuple, found.tolist())) == sorted(expected)
+    flat = find_best_spans(probabilities, 0.6, overlaps=False)
+    assert len(flat) < len(found)

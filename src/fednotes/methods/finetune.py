@@ -338,18 +338,18 @@ class Site(AveragingSite, MentionSite):
         metrics = count_at_thresholds(self.data.valid, predicted, self.data.tags.types)
         return Update(metrics=round_counts(metrics, self.count_step))
 
-    def finish(self, tensors: Tensors, *, threshold: float | None = None) -> Update:
+    def finish(self, tensors: Tensors, *, threshold: float = 0.0) -> Update:
         """Test and save the model of the kept cycle.
 
         Args:
             tensors: The model's shared parameters.
-            threshold: The threshold that the server has chosen.
+            threshold: The threshold that the server has chosen; 0 if it chose none.
 
         Raises:
             RefusedError: No server of this job chooses this threshold.
         """
         self.load_kept(tensors)
-        if threshold is not None:
+        if threshold:
             if not self.config.choose_threshold or threshold not in THRESHOLDS:
                 raise RefusedError(
                     f"site {self.id!r} received the threshold {threshold:g}, which is "

@@ -68,9 +68,8 @@ from fednotes.taggers.partial import mark_unknown_tags
 from fednotes.taggers.type_scores import (
     INSIDE,
     PLACES,
-    choose_spans,
     compute_place_losses,
-    find_best_candidates,
+    find_best_spans,
     mark_mentions,
     mark_places,
     score_spans,
@@ -263,22 +262,12 @@ class TypeReading:
         """Return the predicted tags; see `Reading.find_best_tags`."""
         tagset = self._tagset
         tags = np.zeros(self.batch.inside.shape, np.int64)
-        chosen = self.find_best_spans(self.config.threshold, overlaps=False)
+        threshold = self.config.threshold
+        chosen = find_best_spans(self.probabilities, threshold, overlaps=False)
         for sentence, first, stop, kind in chosen.tolist():
             tag = 1 + kind * len(tagset.prefixes)
             write_tags(tags[sentence, first:stop], tag, tagset)
         return tags[self.batch.inside]
-
-    def find_best_spans(self, threshold: float, *, overlaps: bool) -> np.ndarray:
-        """Return the predicted mentions, (mentions, 4) as in `score_spans`.
-
-        Args:
-            threshold: The probability that each place of a mention exceeds.
-            overlaps: Whether mentions of different types may overlap.
-        """
-        candidates, scores = find_best_candidates(self.probabilities, threshold)
-        shape = self.batch.inside.shape
-        return choose_spans(candidates, scores, shape, overlaps=overlaps)
 
     def compute_span_probabilities(self, spans: np.ndarray) -> np.ndarray:
         """Return the scores of spans, as `type_scores.py` defines them.
@@ -503,7 +492,8 @@ class TypeScorer(TunedEncoder):
 
     def _find_spans(self, reading: TypeReading, threshold: float) -> np.ndarray:
         """Return the predicted mentions of a batch, (mentions, 4)."""
-        return reading.find_best_spans(threshold, overlaps=self.tagset.overlaps)
+        overlaps = self.tagset.overlaps
+        return find_best_spans(reading.probabilities, threshold, overlaps=overlaps)
 
     def compute_type_vectors(self) -> Tensor:
         """Return g_t, (types, inputs), means over the sub-words of the types' texts."""

@@ -186,12 +186,33 @@ def find_best_candidates(
     return best, best_scores
 
 
+def find_best_spans(
+    probabilities: np.ndarray, threshold: float, *, overlaps: bool
+) -> np.ndarray:
+    """Return the predicted mentions, (mentions, 4) as in `score_spans`.
+
+    Args:
+        probabilities: (sentences, steps, types, places), 0 at padding.
+        threshold: As in `find_candidates`.
+        overlaps: Whether mentions of different types may overlap.
+    """
+    sentences, steps, types, _ = probabilities.shape
+    if not overlaps:
+        candidates, scores = find_best_candidates(probabilities, threshold)
+        return choose_spans(candidates, scores, (sentences, steps))
+    chosen = [np.zeros((0, 4), np.int64)]
+    for kind in range(types):
+        of_type = probabilities[:, :, kind : kind + 1]
+        candidates = find_candidates(of_type, threshold)
+        scores = score_spans(of_type, candidates)
+        best = choose_spans(candidates, scores, (sentences, steps))
+        best[:, 3] = kind
+        chosen.append(best)
+    return np.concatenate(chosen)
+
+
 def choose_spans(
-    candidates: np.ndarray,
-    scores: np.ndarray,
-    shape: tuple[int, ...],
-    *,
-    overlaps: bool = False,
+    candidates: np.ndarray, scores: np.ndarray, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Return the candidates that overlap no better one, (spans, 4), best first.
 
@@ -201,16 +222,13 @@ def choose_spans(
         candidates: (candidates, 4) as in `score_spans`.
         scores: (candidates,).
         shape: Sentences and steps.
-        overlaps: Whether candidates of different types may overlap.
     """
     _, first, stop, kind = candidates.T
     order = np.lexsort((kind, first, first - stop, -scores))
-    lanes = kind.max(initial=0) + 1 if overlaps else 1
-    is_taken = np.zeros((lanes, *shape), bool)
+    is_taken = np.zeros(shape, bool)
     chosen: list[tuple[int, int, int, int]] = []
     for sentence, begin, end, type_index in candidates[order].tolist():
-        lane = type_index if overlaps else 0
-        words = is_taken[lane, sentence, begin:end]
+        words = is_taken[sentence, begin:end]
         if not words.any():
             words[:] = True
             chosen.append((sentence, begin, end, type_index))
