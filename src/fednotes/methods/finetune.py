@@ -348,15 +348,27 @@ class Site(AveragingSite, MentionSite):
         Raises:
             RefusedError: No server of this job chooses this threshold.
         """
+        self.take_threshold(threshold)
         self.load_kept(tensors)
-        if threshold:
-            if not self.config.choose_threshold or threshold not in THRESHOLDS:
-                raise RefusedError(
-                    f"site {self.id!r} received the threshold {threshold:g}, which is "
-                    "none that this job chooses from"
-                )
-            self.model.config = replace(self.model.config, threshold=threshold)
         return self.test_and_save()
+
+    def take_threshold(self, threshold: float) -> None:
+        """Set the model's threshold.
+
+        Args:
+            threshold: The threshold that the server has chosen; 0 changes nothing.
+
+        Raises:
+            RefusedError: No server of this job chooses this threshold.
+        """
+        if not threshold:
+            return
+        if not self.config.choose_threshold or threshold not in THRESHOLDS:
+            raise RefusedError(
+                f"site {self.id!r} received the threshold {threshold:g}, which is "
+                "none that this job chooses from"
+            )
+        self.model.config = replace(self.model.config, threshold=threshold)
 
 
 def count_notes(documents: Sequence[Document]) -> int:

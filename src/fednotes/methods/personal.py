@@ -410,11 +410,12 @@ class Site(finetune.Site):
 
     # The final model.
 
-    def finish(self, tensors: Tensors) -> Update:
+    def finish(self, tensors: Tensors, *, threshold: float = 0.0) -> Update:
         """Distil the mixture into the federated model, then test and save it.
 
         The scores also have those of "own", "federated" and "mix".
         """
+        self.take_threshold(threshold)
         self.load_kept(tensors)
         if self._settings.privacy is not None:
             return self._finish_privately()
