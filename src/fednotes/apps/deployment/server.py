@@ -210,7 +210,7 @@ def _require_files(model: Any) -> None:
     """
     for key in ("word_vectors", "backbone", "representation"):
         name = getattr(model, key, "")
-        is_file = name not in ("", "learn", "none")
+        is_file = name not in ("", "learn", "none", "attention")
         if is_file and not os.path.exists(expand_home(name)):
             raise ModelError(f"{key} {name!r}: no such file or folder")
 

@@ -52,7 +52,9 @@ from fednotes.jobs.local_files import list_file_keys_by_table, list_tables_with_
 
 SITE_FILE = "site.toml"  # in a kit
 # Names that are not files; options may follow "minilm" (`encoders/features.py`).
-_BUILT_IN = re.compile(r"|none|learn|synthetic|minilm(#[a-z]+(=[0-9]+)?)*", re.ASCII)
+_BUILT_IN = re.compile(
+    r"|none|learn|attention|synthetic|minilm(#[a-z]+(=[0-9]+)?)*", re.ASCII
+)
 
 
 # ---- a site's own file ---------------------------------------------------------------

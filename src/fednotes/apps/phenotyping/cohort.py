@@ -2,6 +2,7 @@
 
     Bags           the concepts in each patient's notes, in flat arrays without padding
     Vectors        one vector per patient, instead of bags
+    SubWords       the sub-words of each patient's notes, instead of bags
     Cohort         patients, their bags or vectors, and a label per patient and output
     SitePatients   the three cohorts of a site, its billed codes, and its feature space
     deal_cohort    divide a cohort among sites at random, patient by patient
@@ -208,6 +209,59 @@ class Vectors:
         return Vectors(self.values[np.asarray(rows) if len(rows) else []])
 
 
+@dataclass(frozen=True, eq=False)
+class SubWords:
+    """The sub-words of each patient's notes, for an encoder that is tuned.
+
+    Attributes:
+        ids: (sub-words,) int32 ids of a tokenizer, note after note.
+        bounds: (notes + 1,) int64 bounds of the notes in `ids`.
+        offsets: (patients + 1,) int64 bounds of the patients in the notes. The two
+            bounds of a patient without notes are equal.
+        width: The number of columns of the encoder's states.
+    """
+
+    ids: np.ndarray = field(repr=False)
+    bounds: np.ndarray = field(repr=False)
+    offsets: np.ndarray
+    width: int
+
+    def __len__(self) -> int:
+        """Return the number of patients."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(patients,) int64: the number of sub-words of each patient."""
+        return np.diff(self.bounds[self.offsets])
+
+    def get_ids(self, row: int) -> np.ndarray:
+        """Return (sub-words,) int32: all sub-words of a patient."""
+        first, end = self.bounds[self.offsets[row : row + 2]]
+        return self.ids[first:end]
+
+    def take(self, rows: Rows) -> SubWords:
+        """Return the sub-words of these patients, in the order of `rows`."""
+        notes, offsets = find_entries(self.offsets, rows)
+        places, bounds = find_entries(self.bounds, notes)
+        return SubWords(self.ids[places], bounds, offsets=offsets, width=self.width)
+
+    @classmethod
+    def join(cls, parts: Sequence[SubWords]) -> SubWords:
+        """Return the patients of several parts, one after the other."""
+        lengths = np.concatenate([np.diff(part.bounds) for part in parts])
+        notes = np.concatenate([np.diff(part.offsets) for part in parts])
+        return cls(
+            np.concatenate([part.ids for part in parts]),
+            compute_offsets(lengths),
+            offsets=compute_offsets(notes),
+            width=parts[0].width,
+        )
+
+
+Inputs = Bags | Vectors | SubWords  # what is known of the notes of patients
+
+
 def _make_flat_integers(
     values: np.ndarray, kind: type[np.signedinteger], name: str
 ) -> np.ndarray:
@@ -247,7 +301,7 @@ class Cohort:
 
     id: str
     patients: tuple[str, ...] = field(repr=False)
-    bags: Bags | Vectors
+    bags: Inputs
     labels: np.ndarray
     outputs: tuple[str, ...]
 
@@ -329,6 +383,9 @@ class Cohort:
         arrays: tuple[np.ndarray, ...]
         if isinstance(self.bags, Vectors):
             arrays = (self.bags.values, self.labels)
+        elif isinstance(self.bags, SubWords):
+            words = self.bags
+            arrays = (words.ids, words.bounds, words.offsets, self.labels)
         else:
             arrays = (self.bags.concepts, self.bags.offsets, self.labels)
         for array in arrays:
@@ -389,8 +446,11 @@ def _require_same_outputs(first: Cohort, other: Cohort) -> None:
     )
 
 
-def _pool_bags(parts: Sequence[Bags | Vectors]) -> Bags | Vectors:
-    """Return the bags, or the vectors, of several cohorts one after the other."""
+def _pool_bags(parts: Sequence[Inputs]) -> Inputs:
+    """Return the bags, vectors or sub-words of several cohorts, one after the other."""
+    words = [part for part in parts if isinstance(part, SubWords)]
+    if words:
+        return SubWords.join(words)
     bags = [part for part in parts if isinstance(part, Bags)]
     if not bags:
         vectors = [part.values for part in parts if isinstance(part, Vectors)]
@@ -485,8 +545,8 @@ class FeatureSpace:
     """The meaning of patients' features, public and the same at all sites.
 
     Attributes:
-        width: Size of the vocabulary, or number of components of a vector.
-        dense: Whether patients are vectors of a frozen encoder, not bags of concepts.
+        width: Size of the vocabulary, or number of components of an encoder's vectors.
+        dense: Whether an encoder reads the notes, instead of a dictionary.
         recipe: JSON values from which the same features are computed for new notes. Its
             `fingerprint` confirms that they are the same.
     """

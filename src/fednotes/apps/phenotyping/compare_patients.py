@@ -219,9 +219,10 @@ def read_known_classes(
     Raises:
         DataError: The model predicts other phenotypes, or reads other features.
     """
-    if model.svms is None:
+    classes = model.classes
+    if classes is None:
         raise DataError(
-            f"{folder}: this model ends with stage 1 and predicts no phenotypes: "
+            f"{folder}: this model predicts codes and no phenotypes: "
             "compare runs with [phenotypes] or labels"
         )
     if model.phenotypes != site.phenotypes:
@@ -233,4 +234,4 @@ def read_known_classes(
             f"{folder}: the model was trained with another dictionary or "
             "encoder than the one that is there now"
         )
-    return model.svms.classes
+    return classes

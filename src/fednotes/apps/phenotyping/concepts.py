@@ -43,7 +43,7 @@ import torch
 
 from fednotes.apps.phenotyping.cohort import (
     Bags,
-    Vectors,
+    Inputs,
     compute_offsets,
     find_entries,
 )
@@ -320,7 +320,7 @@ class PatientInputs(NamedTuple):
 
     Attributes:
         patients: The remaining patients.
-        values: Their bags or vectors, in the same order.
+        values: Their bags, vectors or sub-words, in the same order.
         counts: Numbers of `patients`, `notes`, `characters` and `mentions`; of patients
             with too many concepts (`left_out`) and of those without any concept
             (`without_features`); of CUIs outside the vocabulary (`unknown`). Not every
@@ -328,7 +328,7 @@ class PatientInputs(NamedTuple):
     """
 
     patients: tuple[str, ...]
-    values: Bags | Vectors
+    values: Inputs
     counts: Mapping[str, int]
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from fednotes.apps.phenotyping.codes import list_job_categories, list_public_categories
 from fednotes.apps.phenotyping.cohort import FeatureSpace
-from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
+from fednotes.apps.phenotyping.phenotyper import ATTENTION, PhenotypeConfig
 from fednotes.core.errors import ConfigError
 from fednotes.core.numbers import (
     FractionBelowOne,
@@ -30,7 +30,10 @@ PRESETS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
 
 @checked(frozen=True)
 class Config(Averaging):
-    """Settings of phenotyping. Cycles, batches and learning rates are those of stage 1.
+    """Settings of phenotyping.
+
+    Cycles, batches and learning rates are those of stage 1, or of the encoder that is
+    tuned with representation = "attention".
 
     Attributes:
         classifier_cycles: T', the number of cycles of stage 2.
@@ -122,6 +125,13 @@ class Config(Averaging):
                 'whose notes are one example: set unit = "patient"'
             )
 
+        if self.has_attention:
+            raise ConfigError(
+                '[privacy] does not support representation = "attention": at the '
+                "server, the first parameters come from the sites, and training with "
+                'noise has to know them before; set model.representation = "none" or '
+                '"learn"'
+            )
         classifier = self.model.classifier
         has_given_representation = self.model.representation not in ("learn", "none")
         trains_to_convergence = classifier.solver != "sgd"
@@ -157,6 +167,8 @@ class Config(Averaging):
         Raises:
             ConfigError: Two settings contradict each other.
         """
+        if self.has_attention:
+            return  # it has no vectors of concepts
         network = self.model.network
         steps_over_rows = network.updates == "rows"
         if steps_over_rows and (self.proximal or self.weight_decay):
@@ -182,6 +194,11 @@ class Config(Averaging):
         return bool(self.model.network.length) or self.vectors
 
     @property
+    def has_attention(self) -> bool:
+        """Whether an encoder is tuned, instead of both stages."""
+        return self.model.representation == ATTENTION
+
+    @property
     def has_stage_1(self) -> bool:
         """Whether stage 1 trains a network."""
         return self.model.representation == "learn"
@@ -189,12 +206,19 @@ class Config(Averaging):
     @property
     def has_stage_2(self) -> bool:
         """Whether stage 2 runs; True while the sites' data are not known."""
+        if self.has_attention:
+            return False
         return bool(self.phenotypes) or not self.space.width
 
     @property
-    def stage_1_cycles(self) -> int:
-        """The number of cycles of stage 1."""
-        return self.last_cycle if self.has_stage_1 else 0
+    def learns_codes(self) -> bool:
+        """Whether a network learns codes: that of stage 1, or attention to codes."""
+        return self.has_stage_1 or (self.has_attention and not self.phenotypes)
+
+    @property
+    def network_cycles(self) -> int:
+        """The number of cycles of stage 1, or of the tuned encoder."""
+        return self.last_cycle if self.has_stage_1 or self.has_attention else 0
 
     def list_candidates(self) -> tuple[str, ...]:
         """Return the categories of codes that may become outputs; they are public.

@@ -38,6 +38,7 @@ from fednotes.apps.phenotyping.cohort import (
     PRESENT,
     Bags,
     Rows,
+    SubWords,
     Vectors,
     compute_offsets,
     find_entries,
@@ -182,7 +183,7 @@ class Mixtures:
 
 
 NetworkInput = Mixtures | np.ndarray  # what `Dan.read` returns
-Inputs = Bags | Vectors | NetworkInput
+Inputs = Bags | Vectors | SubWords | NetworkInput
 
 
 # ---- the network ---------------------------------------------------------------------
@@ -282,6 +283,11 @@ class Dan(nn.Module):
         Raises:
             DataError: The patients' vocabulary or width differs from the network's.
         """
+        if isinstance(patients, SubWords):
+            raise DataError(
+                "the network reads concepts or vectors, but received the sub-words of "
+                "notes: give it the features that it was trained with"
+            )
         if isinstance(patients, Vectors):
             return self._read_features(patients.values)
         if isinstance(patients, np.ndarray):
@@ -366,16 +372,7 @@ class Dan(nn.Module):
         Returns:
             Zero if nothing is labelled.
         """
-        logits = self(patients)
-        targets = torch.from_numpy(np.ascontiguousarray(labels)).to(self.device)
-        present = (targets == PRESENT).float()
-        labelled = present + (targets == ABSENT).float()  # (patients, outputs)
-        # [phenotype cross-entropy] −Σ_j Σ_p y log f(x) + (1 − y) log(1 − f(x)), as a
-        # mean
-        total = F.binary_cross_entropy_with_logits(
-            logits, present, labelled, reduction="sum"
-        )
-        return total / labelled.sum().clamp(min=1.0)  # [phenotype cross-entropy]
+        return compute_code_loss(self(patients), labels)
 
     @torch.no_grad()
     def represent(self, patients: Inputs) -> Singles:
@@ -407,9 +404,32 @@ class Dan(nn.Module):
         return results
 
 
-def take_rows(patients: NetworkInput, rows: np.ndarray) -> NetworkInput:
+def compute_code_loss(logits: Tensor, labels: np.ndarray) -> Tensor:
+    """Return the mean binary cross-entropy, (), over labelled pairs.
+
+    Args:
+        logits: (patients, outputs) log-odds.
+        labels: (patients, outputs): 1 present, 0 absent. Pairs with another label are
+            unlabelled and do not count.
+
+    Returns:
+        Zero if nothing is labelled.
+    """
+    targets = torch.from_numpy(np.ascontiguousarray(labels)).to(logits.device)
+    present = (targets == PRESENT).float()
+    labelled = present + (targets == ABSENT).float()  # (patients, outputs)
+    # [phenotype cross-entropy] −Σ_j Σ_p y log f(x) + (1 − y) log(1 − f(x)), as a mean
+    total = F.binary_cross_entropy_with_logits(
+        logits, present, labelled, reduction="sum"
+    )
+    return total / labelled.sum().clamp(min=1.0)  # [phenotype cross-entropy]
+
+
+def take_rows(
+    patients: NetworkInput | SubWords, rows: np.ndarray
+) -> NetworkInput | SubWords:
     """Return these patients, in the order of `rows`."""
-    if isinstance(patients, Mixtures):
+    if isinstance(patients, Mixtures | SubWords):
         return patients.take(rows)
     return patients[rows]
 

@@ -99,7 +99,10 @@ def load_patient_sites(
         ModelError: The encoder cannot be loaded.
     """
     cache = (cache or find_default_cache()) / "concepts"
-    features = build_features(get_tables(job).features, job.folder)
+    tables = get_tables(job)
+    features = build_features(
+        tables.features, job.folder, tunes_encoder=tables.tunes_encoder
+    )
     ids = _IdsOfSites()
     sites: list[SitePatients] = []
     messages: list[str] = []

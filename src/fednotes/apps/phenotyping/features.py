@@ -1,6 +1,8 @@
-"""Turn the notes of a patient into a bag of concepts, or into an encoder's vector.
+"""Turn the notes of a patient into what a model reads.
 
-    build_features    from the tables of a job
+This is a bag of concepts, an encoder's mean vector, or the sub-words of the notes.
+
+    build_features  from the tables of a job
     load_features   from the recipe of a saved model: the same features for new notes
 
 A recipe is JSON. It has the location of the dictionary or encoder, options and a
@@ -10,6 +12,7 @@ fingerprint.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +23,12 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from fednotes.apps.phenotyping import synthetic
-from fednotes.apps.phenotyping.cohort import FeatureSpace, Vectors
+from fednotes.apps.phenotyping.cohort import (
+    FeatureSpace,
+    SubWords,
+    Vectors,
+    compute_offsets,
+)
 from fednotes.apps.phenotyping.concepts import (
     MAX_CONCEPTS,
     Matcher,
@@ -47,12 +55,14 @@ from fednotes.core.settings import LocalFile, build, checked, expand_path
 from fednotes.core.types import Document
 from fednotes.data.text import Passage, split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
+from fednotes.encoders.reading import split_passages
 from fednotes.jobs.patient_models import (
     ComputeFeatures,
     PatientNote,
     compute_features_here,
 )
 from fednotes.jobs.saved_models import NoteFeatures
+from fednotes.taggers.encoder_tagger import Backbone, open_backbone
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
 # Change this when the same text gives a different vector.
@@ -128,11 +138,14 @@ class ConceptsConfig:
 
 @checked(frozen=True)
 class TextConfig:
-    """Patients as vectors: the mean over notes of each note's mean word vector.
+    """The encoder that reads notes; the same at all sites.
+
+    A patient is a vector: the mean over notes of each note's mean word vector. With
+    [model] representation = "attention", the encoder is tuned, and reads all words.
 
     Attributes:
-        encoder: A frozen encoder: "minilm" or a directory, as `encoders/features.py`
-            names it.
+        encoder: "minilm" or a directory, as `encoders/features.py` names it. An encoder
+            that is tuned is a Hugging Face encoder.
     """
 
     encoder: LocalFile = "minilm"
@@ -351,18 +364,97 @@ def _split_into_passages(text: str) -> list[Passage]:
     return [passage for passage in passages if len(passage.words)]
 
 
-Features = ConceptFeatures | TextFeatures
+@dataclass(frozen=True, eq=False)
+class SubWordFeatures:
+    """Divides notes into the sub-words that an encoder reads.
+
+    Attributes:
+        backbone: The encoder, of which only the tokenizer is used here.
+        space: The meaning of the sub-words.
+    """
+
+    backbone: Backbone
+    space: FeatureSpace
+
+    def make(
+        self,
+        notes: Notes,
+        progress: Progress | None = None,
+        cache: Path | None = None,  # noqa: ARG002 - a cache would contain the texts
+    ) -> PatientInputs:
+        """Return the sub-words of each patient's notes.
+
+        Args:
+            notes: The notes, in any order of patients; or the texts of each patient.
+            progress: Receives the number of notes done, and of all notes.
+            cache: Not used.
+        """
+        note_set = NoteSet.of(notes)
+        stream = iterate_with_progress(note_set, note_set.number, progress)
+        inputs = self.make_from_stream(stream, note_set.patients)
+        if progress is not None:
+            progress(note_set.number, note_set.number)
+        return inputs._replace(counts={**inputs.counts, "notes": note_set.number})
+
+    def make_from_stream(
+        self,
+        notes: Iterable[PatientNote],
+        patients: Iterable[str] = (),
+        compute: ComputeFeatures | None = None,
+    ) -> PatientInputs:
+        """Return the sub-words of each patient's notes, with one text in memory.
+
+        The sub-words of all notes are kept, in about as much memory as the texts.
+
+        Args:
+            notes: The notes, in any order of patients. No reference to a text is kept.
+            patients: Patients to list first, even if they have no notes.
+            compute: Computes the sub-words of notes; in this process if it is None.
+
+        Returns:
+            The patients, in the order of their first notes. The counts are `left_out`
+            and `without_features`.
+        """
+        compute = compute or partial(compute_features_here, self.compute_note_features)
+        ids: dict[str, array[int]] = {patient: array("i") for patient in patients}
+        lengths: dict[str, list[int]] = {patient: [] for patient in ids}
+        for note, sub_words in compute(notes):
+            ids.setdefault(note.patient, array("i")).extend(map(int, sub_words))
+            lengths.setdefault(note.patient, []).append(len(sub_words))
+
+        of_patients = [np.array(each, np.int32) for each in ids.values()]
+        values = SubWords(
+            np.concatenate([np.zeros(0, np.int32), *of_patients]),
+            compute_offsets([size for each in lengths.values() for size in each]),
+            offsets=compute_offsets([len(each) for each in lengths.values()]),
+            width=self.space.width,
+        )
+        without = int((values.sizes == 0).sum())
+        counts = {"left_out": 0, "without_features": without}
+        return PatientInputs(tuple(ids), values, counts)
+
+    def compute_note_features(self, text: str) -> NoteFeatures:
+        """Return the ids of a note's sub-words."""
+        passage = Passage(text, np.zeros((0, 2), np.int64))
+        ids: list[int] = split_passages(self.backbone.tokenizer, [passage]).ids.tolist()
+        return ids
+
+
+Features = ConceptFeatures | TextFeatures | SubWordFeatures
 
 
 # ---- from a job ----------------------------------------------------------------------
 
 
-def build_features(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
+def build_features(
+    config: ConceptsConfig | TextConfig, folder: Path, *, tunes_encoder: bool = False
+) -> Features:
     """Return the maker of features that a job's [concepts] or [text] describes.
 
     Args:
         config: The table.
         folder: Folder of the job file, to which paths are relative.
+        tunes_encoder: Whether the encoder of [text] is tuned, and reads all words.
 
     Raises:
         ConfigError: A setting is impossible; the message names the table.
@@ -372,9 +464,8 @@ def build_features(config: ConceptsConfig | TextConfig, folder: Path) -> Feature
     if isinstance(config, TextConfig):
         beside = folder / config.encoder
         name = str(beside.resolve()) if beside.exists() else config.encoder
-        return _make_text_features(
-            {"encoder": name}, expand_path(name, "[text] encoder")
-        )
+        make = _make_sub_word_features if tunes_encoder else _make_text_features
+        return make({"encoder": name}, expand_path(name, "[text] encoder"))
 
     options = {
         name: list(value) if isinstance(value, tuple) else value
@@ -428,6 +519,7 @@ class _RecipeKind(NamedTuple):
 _RECIPE_KINDS: Final = {
     "concepts": _RecipeKind(ConceptsConfig, "dictionary", "dictionary"),
     "text": _RecipeKind(TextConfig, "encoder", "backbone"),
+    "sub-words": _RecipeKind(TextConfig, "encoder", "backbone"),
 }
 # Keys of a recipe that are not settings.
 _RECIPE_FACTS: Final = ("kind", "fingerprint", "names")
@@ -457,8 +549,11 @@ def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> F
     place = dictionary or original
     try:
         path = expand_path(place, kind.place)
-        if isinstance(config, TextConfig):
-            features: Features = _make_text_features(recipe, path)
+        features: Features
+        if name == "sub-words":
+            features = _make_sub_word_features(recipe, path)
+        elif isinstance(config, TextConfig):
+            features = _make_text_features(recipe, path)
         else:
             features = _make_concept_features(config, recipe, path)
     except (DataError, ConfigError, ModelError) as error:
@@ -514,6 +609,23 @@ def _make_text_features(recipe: Mapping[str, Any], place: str) -> TextFeatures:
     }
     width = encoder.layers * encoder.dim
     return TextFeatures(encoder, FeatureSpace(width, dense=True, recipe=complete))
+
+
+def _make_sub_word_features(recipe: Mapping[str, Any], place: str) -> SubWordFeatures:
+    """Return the features of an encoder that is tuned.
+
+    Args:
+        recipe: A recipe that names the encoder.
+        place: Location of the encoder.
+    """
+    backbone = open_backbone(place)
+    complete = {
+        "kind": "sub-words",
+        "encoder": recipe["encoder"],
+        "fingerprint": backbone.fingerprint,
+    }
+    space = FeatureSpace(backbone.width, dense=True, recipe=complete)
+    return SubWordFeatures(backbone, space)
 
 
 def _make_concept_features(

@@ -3,7 +3,7 @@
 [sites.NAME]   PatientsConfig: where the patients of a site are
 [synthetic]    SyntheticPatientsConfig: generated patients
 [concepts]     ConceptsConfig: how notes become bags of concepts
-[text]         TextConfig, instead of [concepts]: how notes become mean vectors
+[text]         TextConfig, instead of [concepts]: the encoder that reads notes
 [phenotypes]   the codes of each phenotype, unless its labels come from files
 [hold_out]     HoldOutConfig: further codes that stage 1 must not see
 """
@@ -27,6 +27,7 @@ from fednotes.apps.phenotyping.codes import get_system, parse_code
 from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.apps.phenotyping.labels import Unmentioned
 from fednotes.apps.phenotyping.obesity import Judgment
+from fednotes.apps.phenotyping.phenotyper import ATTENTION
 from fednotes.core.errors import ConfigError, naming_place
 from fednotes.core.numbers import (
     FractionBelowOne,
@@ -257,11 +258,13 @@ class PatientTables:
         features: How notes are read: [concepts] or [text].
         phenotypes: The codes of each phenotype.
         hold_out: Further codes that stage 1 must not see.
+        tunes_encoder: Whether the encoder of [text] is tuned, and reads all words.
     """
 
     features: ConceptsConfig | TextConfig
     phenotypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hold_out: tuple[str, ...] = ()
+    tunes_encoder: bool = False
 
     @property
     def held_out(self) -> tuple[str, ...]:
@@ -323,6 +326,12 @@ def read_patient_tables(
             f"{where} [silos]: patients are always divided by patient: leave `by` out"
         )
     features = _read_features_config(table, preset, where)
+    tunes_encoder = _reads_words(table.get("model"))
+    if tunes_encoder and not isinstance(features, TextConfig):
+        raise ConfigError(
+            f'{where}: representation = "{ATTENTION}" tunes an encoder: give [text] '
+            "with the encoder, instead of [concepts]"
+        )
     phenotypes = _read_phenotypes(table.get("phenotypes", {}), where)
     if phenotypes and "synthetic" in table:
         raise ConfigError(
@@ -338,7 +347,12 @@ def read_patient_tables(
                 has_phenotypes=bool(phenotypes),
                 reads_text=isinstance(features, TextConfig),
             )
-    return PatientTables(features, phenotypes, hold_out.codes)
+    return PatientTables(features, phenotypes, hold_out.codes, tunes_encoder)
+
+
+def _reads_words(model: object) -> bool:
+    """Return whether a job's [model] table tunes the encoder of [text]."""
+    return isinstance(model, Mapping) and model.get("representation") == ATTENTION
 
 
 def _read_features_config(

@@ -58,8 +58,8 @@ class PhenotypeModel(PatientModel):
         """Load the model in a folder."""
         require_possible_workers(options)
         (device,) = choose_devices(options.device, 1)
-        model = load_phenotyper(folder, device)
         place = options.dictionary or options.backbone
+        model = load_phenotyper(folder, device, place)
         return cls(PatientReader.load(folder, model, place), folder, options)
 
     @staticmethod
@@ -92,7 +92,7 @@ class PhenotypeModel(PatientModel):
         return describe_probabilities(self.reader.model)
 
     def compute_note_features(self, text: str) -> NoteFeatures:
-        """Return the concepts, or the vector, of a note."""
+        """Return the concepts, the vector or the sub-words of a note."""
         return self.reader.features.compute_note_features(text)
 
     @property

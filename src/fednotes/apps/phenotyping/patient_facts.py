@@ -17,6 +17,7 @@ from fednotes.apps.phenotyping.cohort import (
     ConceptVectors,
     FeatureSpace,
     SitePatients,
+    SubWords,
     Vectors,
 )
 from fednotes.jobs.job import Job
@@ -95,11 +96,16 @@ def _encode_outcomes(data: SitePatients) -> Iterator[bytes]:
 
 
 def _encode_features(cohort: Cohort) -> Iterator[bytes]:
-    """Yield each patient with the concepts of their notes or their vector, as bytes."""
+    """Yield each patient with what is known of the notes, as bytes.
+
+    This is their concepts, their vector or their sub-words.
+    """
     bags = cohort.bags
     for row, patient in enumerate(cohort.patients):
         if isinstance(bags, Bags):
             values = bags.concepts[bags.offsets[row] : bags.offsets[row + 1]]
+        elif isinstance(bags, SubWords):
+            values = bags.get_ids(row)
         else:
             values = bags.values[row]
         yield join_parts(patient, values.tobytes())

@@ -3,6 +3,8 @@
     representation  a deep averaging network (stage 1), TF-IDF, or unchanged vectors
     classifiers     linear classifiers of diseases (stage 2); none after stage 1 alone
 
+    attention       instead of both: a tuned encoder with attention of each disease
+
 A saved model is a folder with `phenotyper.json` and `phenotyper.safetensors`. The
 dictionary or encoder that reads notes is not copied: the folder has its location and
 its fingerprint. Checksums protect both files against undetected damage.
@@ -32,18 +34,28 @@ from fednotes.apps.phenotyping.classifiers import (
     compute_tfidf,
     list_classifiers,
 )
-from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
+from fednotes.apps.phenotyping.cohort import (
+    ABSENT,
+    PRESENT,
+    Bags,
+    FeatureSpace,
+    Inputs,
+    Vectors,
+)
 from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
+from fednotes.apps.phenotyping.features import SubWordFeatures, load_features
+from fednotes.apps.phenotyping.label_attention import AttentionConfig, LabelAttention
 from fednotes.core.allocation import limiting_allocation
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.parsing import read_json, read_regular
 from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import add_prefix, find_device, load_into, select_prefix
+from fednotes.taggers.encoder_tagger import open_backbone
 
 PHENOTYPER: Final = "phenotyper"  # the name of a model's files, without their endings
 FORMAT: Final = 2  # format 1 had no checksum of the facts
-Inputs = Bags | Vectors
+ATTENTION: Final = "attention"  # a representation, and the prefix of its tensors
 Scale = Literal["none", "l2"]
 
 
@@ -54,24 +66,28 @@ class PhenotypeConfig:
     Attributes:
         representation: Representation of patients for the classifiers: "learn" trains
             stage 1; "none" uses TF-IDF of the concepts (or the vectors of a text
-            encoder as they are); anything else is the folder of a model whose trained
-            network is used.
+            encoder as they are); "attention" tunes the encoder of [text] instead of
+            both stages; anything else is the folder of a model whose trained network is
+            used.
         scale: Scaling of a learnt representation for the classifiers: "l2" scales each
             patient's vector to length 1, as with TF-IDF; "none" uses the values of the
             dense layer, as the paper does.
         network: The network of stage 1.
+        attention: The network of representation = "attention".
         classifier: The classifiers of stage 2.
     """
 
     representation: LocalFile = "learn"
     scale: Scale = "l2"
     network: DanConfig = field(default_factory=DanConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
     classifier: SvmConfig = field(default_factory=SvmConfig)
 
     def __post_init__(self) -> None:
         if not self.representation:
             raise ConfigError(
-                'representation = "": expected "learn", "none" or the folder of a model'
+                'representation = "": expected "learn", "none", "attention" or the '
+                "folder of a model"
             )
 
 
@@ -80,7 +96,8 @@ class Phenotyper:
     """A trained phenotyping model.
 
     A patient is represented by the network; without a network, by TF-IDF with `idf`;
-    with neither, by the input vector.
+    with neither, by the input vector. A model with attention has neither representation
+    nor classifiers.
 
     Attributes:
         space: The meaning of the inputs.
@@ -91,6 +108,8 @@ class Phenotyper:
         phenotypes: The diseases; empty after stage 1 alone.
         svms: The classifiers of stage 2; None after stage 1 alone.
         platt: (classifiers, 2) calibration; None if the classifiers are not calibrated.
+        attention: The tuned encoder, whose labels are the phenotypes, or else the
+            codes.
     """
 
     space: FeatureSpace
@@ -101,6 +120,21 @@ class Phenotyper:
     phenotypes: tuple[str, ...] = ()
     svms: LinearSVMs | None = None
     platt: np.ndarray | None = None
+    attention: LabelAttention | None = None
+
+    @property
+    def classes(self) -> tuple[tuple[int, ...], ...] | None:
+        """The classes of each disease; None if the model predicts no diseases."""
+        if self.svms is not None:
+            return self.svms.classes
+        if self._phenotype_attention is not None:
+            return ((ABSENT, PRESENT),) * len(self.phenotypes)
+        return None
+
+    @property
+    def _phenotype_attention(self) -> LabelAttention | None:
+        """The tuned encoder, if its labels are phenotypes."""
+        return self.attention if self.phenotypes else None
 
     @property
     def width(self) -> int:
@@ -125,7 +159,7 @@ class Phenotyper:
             return Features.from_dense(inputs.values)
         raise DataError(
             "the input does not match this model: a model of concepts reads bags, a "
-            "model of text reads vectors"
+            "model of text reads vectors, or sub-words if its encoder was tuned"
         )
 
     def predict_classes(self, inputs: Inputs) -> np.ndarray:
@@ -135,6 +169,10 @@ class Phenotyper:
             (patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 if
             nothing was learned.
         """
+        attention = self._phenotype_attention
+        if attention is not None:
+            present = attention.predict_probabilities(inputs)
+            return (present >= attention.config.threshold).astype(np.int8)
         return self._require_classifiers().predict(self.compute_features(inputs))
 
     def predict_probabilities(self, inputs: Inputs) -> np.ndarray:
@@ -146,20 +184,29 @@ class Phenotyper:
         Returns:
             (patients, diseases, 3) of absent, present and questionable.
         """
+        attention = self._phenotype_attention
+        if attention is not None:
+            present = attention.predict_probabilities(inputs).astype(np.float64)
+            return np.stack([1 - present, present, np.zeros_like(present)], axis=2)
         svms = self._require_classifiers()
         return svms.predict_probabilities(self.compute_features(inputs), self.platt)
 
     def rank(self, inputs: Inputs) -> np.ndarray:
         """Return (patients, diseases) scores of "present", only to rank them."""
+        attention = self._phenotype_attention
+        if attention is not None:
+            return attention.compute_logits(inputs)
         return self._require_classifiers().score_for_ranking(
             self.compute_features(inputs)
         )
 
     def predict_code_probabilities(self, inputs: Inputs) -> np.ndarray:
-        """Return the (patients, codes) probabilities of stage 1's outputs.
+        """Return the (patients, codes) probabilities of codes.
 
-        The result has no columns if the model has no outputs.
+        The result has no columns if the model predicts no codes.
         """
+        if self.attention is not None and self.code_names:
+            return self.attention.predict_probabilities(inputs)
         if self.network is None or not self.code_names:
             return np.zeros((len(inputs), 0), np.float32)
         return self.network.predict_probabilities(inputs)
@@ -214,6 +261,8 @@ class Phenotyper:
             tensors |= self.svms.trainable()
         if self.network is not None:
             tensors |= add_prefix("network.", self.network.state())
+        if self.attention is not None:
+            tensors |= add_prefix(f"{ATTENTION}.", self.attention.state())
         if self.idf is not None:
             tensors["idf"] = torch.from_numpy(self.idf)
         if self.platt is not None:
@@ -243,6 +292,8 @@ class Phenotyper:
             "classifier": None if svms is None else asdict(svms.config),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
+        if self.attention is not None:
+            facts[ATTENTION] = asdict(self.attention.config)
         return {**facts, "checksum": _compute_checksum(facts)}
 
 
@@ -261,6 +312,7 @@ class _Facts:
     Attributes:
         sha256: Digest of the file of tensors.
         checksum: Digest of all other facts.
+        attention: Settings of the tuned encoder; None in other models.
     """
 
     kind: Literal["phenotyper"]
@@ -275,6 +327,7 @@ class _Facts:
     classifier: SvmConfig | None
     sha256: str
     checksum: str
+    attention: AttentionConfig | None = None
 
 
 # What reading a damaged model raises.
@@ -289,16 +342,19 @@ _READ_ERRORS = (
 )
 
 
-def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
+def load_phenotyper(
+    path: Path, device: str = "cpu", place: str | None = None
+) -> Phenotyper:
     """Read a saved model.
 
     Args:
         path: The model's folder.
         device: A torch device.
+        place: New location of a tuned encoder, if it has moved.
 
     Raises:
-        ModelError: The model is missing, damaged or of another format; the message
-            names the folder.
+        ModelError: The model is missing, damaged or of another format, or its tuned
+            encoder is not found; the message names the folder.
     """
     find_device(device)
     if not is_phenotyper(path):
@@ -312,10 +368,12 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
         if hashlib.sha256(data).hexdigest() != facts.sha256:
             raise ModelError("damaged (the checksum of its tensors does not match)")
         tensors = parse_tensors(data)
+        if facts.attention is not None:
+            return _build_attention_model(facts, tensors, place, device=device)
         with limiting_allocation(sum(tensor.numel() for tensor in tensors.values())):
             return _build_model(facts, tensors, device)
     except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
+        raise type(error)(f"{path}: {error}") from error
     except _READ_ERRORS as error:
         raise ModelError(
             f"{path}: not a readable phenotyping model ({error})"
@@ -406,6 +464,38 @@ def _build_model(
         if platt is not None and platt.shape != (len(svms.classifiers), 2):
             raise ModelError(f"damaged: the calibration has shape {platt.shape}")
     return model
+
+
+def _build_attention_model(
+    facts: _Facts, tensors: Mapping[str, Tensor], place: str | None, *, device: str
+) -> Phenotyper:
+    """Return the model that facts and tensors of a tuned encoder describe.
+
+    Raises:
+        ModelError: They contradict each other, or the encoder is not found.
+    """
+    assert facts.attention is not None
+    features = load_features(facts.space.recipe, place)
+    if not isinstance(features, SubWordFeatures):
+        raise ModelError("damaged: it has attention, but reads no sub-words")
+    labels = facts.phenotypes or facts.code_names
+    bias = tensors[f"{ATTENTION}.attention.bias"]
+    _require_equal("names of labels", len(labels), "labels", len(bias))
+    backbone = open_backbone(str(features.backbone.directory), device=device)
+    with limiting_allocation(sum(tensor.numel() for tensor in tensors.values())):
+        attention = LabelAttention(facts.attention, backbone, len(labels)).to(device)
+    state = select_prefix(f"{ATTENTION}.", tensors)
+    for name, value in state.items():
+        if not bool(torch.isfinite(value).all()):
+            raise ModelError(f"damaged: {name!r} has a number that is not finite")
+    load_into(attention.state(), state)
+    attention.eval()
+    return Phenotyper(
+        facts.space,
+        code_names=facts.code_names,
+        phenotypes=facts.phenotypes,
+        attention=attention,
+    )
 
 
 def _read_array(tensors: Mapping[str, Tensor], name: str) -> np.ndarray | None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import LABELS, PRESENT, UNLABELLED, Bags
 from fednotes.apps.phenotyping.concepts import PatientInputs
 from fednotes.apps.phenotyping.features import Features, load_features
@@ -228,7 +227,7 @@ def evaluate_patients(
     """
     labelled = read_labelled(reader, path, label_map, labels, encoding)
     model = reader.model
-    scores = _score_predictions(model, _require_classifiers(model), labelled)
+    scores = _score_predictions(model, _require_classes(model), labelled)
     unknown = tuple(name for name in labelled.names if name not in model.phenotypes)
     return Evaluation(scores, unknown)
 
@@ -275,7 +274,7 @@ def read_labelled(
         DataError: The files cannot be read, or contain none of the model's phenotypes.
     """
     model = reader.model
-    _require_classifiers(model)
+    _require_classes(model)
     notes: Iterable[PatientNote]
     with reading_as(encoding):
         if labels is not None:
@@ -303,18 +302,18 @@ def read_labelled(
     return LabelledPatients(inputs, np.array(rows, np.int8).reshape(shape), names)
 
 
-def _require_classifiers(model: Phenotyper) -> LinearSVMs:
-    """Return the classifiers of a model.
+def _require_classes(model: Phenotyper) -> tuple[tuple[int, ...], ...]:
+    """Return the classes of each phenotype that a model predicts.
 
     Raises:
         ConfigError: The model predicts no phenotypes.
     """
-    if model.svms is None:
+    classes = model.classes
+    if classes is None:
         raise ConfigError(
-            "the model ends with stage 1 and predicts codes, so there are no "
-            "phenotypes to score"
+            "the model predicts codes, so there are no phenotypes to score"
         )
-    return model.svms
+    return classes
 
 
 def _read_labels_and_report(
@@ -380,19 +379,21 @@ def _rename_labels(
 
 
 def _score_predictions(
-    model: Phenotyper, svms: LinearSVMs, labelled: LabelledPatients
+    model: Phenotyper,
+    classes: tuple[tuple[int, ...], ...],
+    labelled: LabelledPatients,
 ) -> dict[str, Any]:
     """Return the scores of a model's predictions, with the ranking of patients.
 
     Args:
         model: The model.
-        svms: Its classifiers.
+        classes: The classes of each phenotype.
         labelled: The patients.
     """
     names = model.phenotypes
     inputs = labelled.inputs.values
     predicted = model.predict_classes(inputs)
-    counts = ClassCounts.of(labelled.labels, predicted, names, classes=svms.classes)
+    counts = ClassCounts.of(labelled.labels, predicted, names, classes=classes)
     present = model.predict_probabilities(inputs)[:, :, PRESENT]
     ranking = measure_rankings(labelled.labels, present, names)
 

@@ -13,6 +13,7 @@ from fednotes.apps.phenotyping.cohort import (
     PRESENT,
     UNLABELLED,
     Bags,
+    Inputs,
     SitePatients,
 )
 from fednotes.apps.phenotyping.compare_patients import read_known_classes
@@ -22,11 +23,7 @@ from fednotes.apps.phenotyping.features import (
     Features,
     load_features,
 )
-from fednotes.apps.phenotyping.phenotyper import (
-    Inputs,
-    Phenotyper,
-    load_phenotyper,
-)
+from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.core.errors import DataError, ModelError
 from fednotes.jobs.job import Side
 from fednotes.jobs.patient_reviews import (
@@ -167,6 +164,8 @@ def describe_probabilities(model: Phenotyper) -> str:
     """Return what a model's probabilities are."""
     if not model.phenotypes:
         return "the network's probability of each billing code; not calibrated"
+    if model.attention is not None:
+        return "the network's probability of each phenotype; not calibrated"
     if model.platt is None:
         return (
             "the classifier's margin, which orders patients but is not a probability: "

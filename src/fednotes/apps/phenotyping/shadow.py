@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from fednotes.apps.phenotyping.classifiers import C_CHOICES
-from fednotes.apps.phenotyping.codes import make_output_labels
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, SitePatients
 from fednotes.jobs.job import Job
 
@@ -82,7 +81,7 @@ class Patients:
         control_of: str,
     ) -> None:
         self.job = _make_shadow_job(scene, control_of)
-        learns_codes = scene.training.config.has_stage_1
+        learns_codes = scene.training.config.learns_codes
         has_codes = [patient in data.codes for patient in data.train.patients]
         has_labels = (data.train.labels >= 0).any(1)
         is_usable = has_labels | (np.array(has_codes, bool) & learns_codes)
@@ -124,15 +123,11 @@ class Patients:
         scores: dict[str, np.ndarray] = {}
         learner = site.code_learner
         if learner is not None:
-            labels = make_output_labels(
-                cohort.patients,
-                self._data.codes,
-                learner.outputs,
-                whole_causes=learner.config.whole_causes,
-            )
+            labels = learner.make_labels(cohort, self._data)
             signs = (labels == PRESENT) * 1 - (labels == ABSENT)
             logits = learner.network.eval()(cohort.bags).numpy()
-            scores["codes"] = _compute_log_likelihood(logits, signs)
+            criterion = "codes" if learner.config.learns_codes else "labels"
+            scores[criterion] = _compute_log_likelihood(logits, signs)
         classifiers = site.classifiers
         if classifiers is not None:
             svms = classifiers.svms
@@ -160,7 +155,7 @@ def _make_shadow_job(scene: Any, control_of: str) -> Job:
     config = scene.training.config
     job: Job = scene.job
     settings: dict[str, Any] = {"least_occurrences": min(1, config.least_occurrences)}
-    if config.has_stage_1 and scene.observe():
+    if config.learns_codes and scene.observe():
         # The codes that all sites have agreed on, which are public.
         settings["outputs"] = scene.get_audited_site().code_learner.outputs
         settings["minimum"] = 1
@@ -168,8 +163,9 @@ def _make_shadow_job(scene: Any, control_of: str) -> Job:
         model: dict[str, Any] = {
             "classifier": replace(config.model.classifier, C=C_CHOICES[-1]),
             "network": replace(config.model.network, dropout=0.0),
+            "attention": replace(config.model.attention, dropout=0.0),
         }
-        if control_of == "labels":
+        if control_of == "labels" and not config.has_attention:
             model["representation"] = "none"
         job = scene.make_undefended(model, **CONTROL_SETTINGS).job
     config = replace(job.config, **settings)  # type: ignore[type-var]

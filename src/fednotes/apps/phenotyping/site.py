@@ -4,6 +4,7 @@ The tasks come in this order:
 
     count_codes, count_concepts     counts for choosing the outputs and known concepts
     begin_codes, first_vectors      stage 1 begins
+    first_parameters                or the tuning of an encoder, instead of both stages
     train, evaluate, keep, finish   its cycles and its end
     count_labels                    counts for the classes and their weights
     prepare                         stage 2 begins
@@ -40,13 +41,15 @@ from fednotes.apps.phenotyping.cohort import (
     SitePatients,
 )
 from fednotes.apps.phenotyping.config import Config
-from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN
+from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN, Dan
 from fednotes.apps.phenotyping.phenotyper import Phenotyper, derive_network_shape
 from fednotes.apps.phenotyping.stages import (
     Classifiers,
     CodeLearner,
+    PhenotypeLearner,
     get_shared_network,
     make_empty_update,
+    make_label_attention,
 )
 from fednotes.core.counts import round_array, round_count
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
@@ -99,6 +102,7 @@ class Site(MethodSite):
         "count_codes",
         "count_concepts",
         "first_vectors",
+        "first_parameters",
         "begin_codes",
         "count_labels",
         "prepare",
@@ -136,7 +140,7 @@ class Site(MethodSite):
         self._calibrations = 0
         self._coded = data.select_coded(data.train)
         self._labelled = data.train.select_labelled()
-        coded = len(self._coded) if config.has_stage_1 else 0
+        coded = len(self._coded) if config.learns_codes else 0
         labelled = len(self._labelled) if config.phenotypes else 0
         self.num_examples = max(coded, labelled)
         self._require_covered(coded)
@@ -149,6 +153,8 @@ class Site(MethodSite):
         self.private: dict[str, nn.Parameter] = {}
         self.stage = 0
         self.rows_by_stage = np.zeros((2, 0), np.int64)
+        if config.has_attention and config.phenotypes:
+            self._make_code_learner(config.phenotypes, None)
 
     @property
     def id(self) -> str:
@@ -195,6 +201,8 @@ class Site(MethodSite):
             ConfigError: There are fewer patients than `min_patients`.
         """
         config = self.config
+        if config.has_attention:
+            return  # words are not trained, only adapters and classifiers
         number = coded
         content = "concept vectors"
         kind = "coded"
@@ -247,6 +255,22 @@ class Site(MethodSite):
             self._read_known_concepts(tensors)
         )
         return Update({"embedding": torch.from_numpy(table)}, 1.0)
+
+    def first_parameters(self, tensors: Tensors) -> Update:
+        """Return the first parameters of the network of representation = "attention".
+
+        They follow from the job's seed, and reveal nothing about this site.
+        """
+        del tensors
+        network = make_label_attention(
+            self.config.model.attention,
+            self.data.space,
+            len(self._require_code_learner().outputs),
+            seed=self.config.seed,
+            device="cpu",
+        )
+        parameters = network.trainable().items()
+        return Update({name: value.detach() for name, value in parameters}, 1.0)
 
     def _require_public_vectors(self) -> ConceptVectors:
         """Return the site's public vectors.
@@ -323,12 +347,13 @@ class Site(MethodSite):
     def _make_code_learner(
         self, outputs: Sequence[str], known: np.ndarray | None
     ) -> None:
-        """Build the network of stage 1.
+        """Build the network of stage 1, or the one that is trained instead.
 
         Raises:
             ConfigError: Too few patients are left.
         """
-        self.code_learner = CodeLearner(
+        learner = CodeLearner if self.config.learns_codes else PhenotypeLearner
+        self.code_learner = learner(
             self.data,
             self.config,
             outputs,
@@ -407,9 +432,7 @@ class Site(MethodSite):
             learner = self._require_code_learner()
             learner.finish(select_prefix(NETWORK, tensors) or tensors)
             self._network = learner.get_received_tensors()
-            model = Phenotyper(
-                self.data.space, learner.network, code_names=learner.outputs
-            )
+            model = learner.make_model()
         if self.directory is not None:
             model.save(self.directory / "model")
         self.scores = self.score_on(self.data)
@@ -579,6 +602,7 @@ class Site(MethodSite):
             self.agree_on_codes({CHOSEN: candidates, **agreed})
             learner = self._require_code_learner()
             coded = learner.cohort.patients
+            assert isinstance(learner.network, Dan)
             self.model = learner.network
             for name, parameter in learner.network.trainable().items():
                 self.shared[f"{NETWORK}{name}"] = parameter
@@ -587,7 +611,7 @@ class Site(MethodSite):
             if self.config.has_stage_1:
                 # Features depend on the network that is trained.
                 model = self._require_classifiers().model
-                model.network = self._require_code_learner().network
+                model.network = self.model
 
         patients = self.data.train.patients
         self.rows_by_stage = np.array(

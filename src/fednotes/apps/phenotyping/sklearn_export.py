@@ -47,6 +47,11 @@ def make_writer(model: Path, dictionary: str | None = None) -> Callable[[Path], 
         MissingExtra: scikit-learn or skops is not installed.
     """
     phenotyper = load_phenotyper(model)
+    if phenotyper.attention is not None:
+        raise ConfigError(
+            f"{model}: this model tunes an encoder, which scikit-learn cannot run: use "
+            "it with fednotes"
+        )
     svms = phenotyper.svms
     if svms is None:
         raise ConfigError(

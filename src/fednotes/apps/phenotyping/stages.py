@@ -1,11 +1,14 @@
-"""The two stages of phenotyping at a site: patients → codes, patients → phenotypes."""
+"""The two stages of phenotyping at a site: patients → codes, patients → phenotypes.
+
+With representation = "attention", a tuned encoder learns either of them in one stage.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -28,22 +31,19 @@ from fednotes.apps.phenotyping.cohort import (
     SitePatients,
 )
 from fednotes.apps.phenotyping.config import Config
-from fednotes.apps.phenotyping.dan import (
-    KNOWN,
-    Dan,
-    DanConfig,
-    NetworkInput,
-    take_rows,
-)
+from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig, take_rows
+from fednotes.apps.phenotyping.label_attention import AttentionConfig, LabelAttention
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.counts import round_array, round_count, round_counts, scale_sum
 from fednotes.core.seeds import Draws
+from fednotes.core.settings import expand_path
 from fednotes.core.tensors import require_tensor
 from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import AveragingSite
 from fednotes.metrics.classification import ClassCounts, measure_rankings
 from fednotes.metrics.platt import compute_platt_sums
 from fednotes.privacy.secure_sum.crypto import hash_parts
+from fednotes.taggers.encoder_tagger import open_backbone
 from fednotes.training.local_trainer import Optimizer, Step
 from fednotes.training.row_adam import RowAdam
 from fednotes.training.sites import RMSprop
@@ -104,7 +104,60 @@ def _build_network(
     return network.to(device)
 
 
+def make_label_attention(
+    config: AttentionConfig,
+    space: FeatureSpace,
+    labels: int,
+    *,
+    seed: int,
+    device: str,
+) -> LabelAttention:
+    """Return a network of representation = "attention" at its first parameters.
+
+    Args:
+        config: The settings of the network.
+        space: The meaning of its inputs; its recipe names the encoder.
+        labels: The number of its outputs.
+        seed: The seed of the first parameters.
+        device: A torch device.
+    """
+    place = expand_path(str(space.recipe["encoder"]), "[text] encoder")
+    backbone = open_backbone(place, device=device)
+    return LabelAttention(config, backbone, labels, seed).to(device)
+
+
+@lru_cache(maxsize=1)
+def _share_label_attention(
+    config: AttentionConfig, encoder: str, labels: int, device: str
+) -> LabelAttention:
+    """Return a network of representation = "attention" that sites share."""
+    space = FeatureSpace(0, dense=True, recipe={"encoder": encoder})
+    return make_label_attention(config, space, labels, seed=0, device=device)
+
+
 # ---- stage 1 -------------------------------------------------------------------------
+
+
+class OutputNetwork(Protocol):
+    """A network that predicts codes or phenotypes: `Dan` or `LabelAttention`."""
+
+    def make_network_input(self, patients: Any) -> Any:
+        """Return patients in the network's input form."""
+
+    def loss(self, patients: Any, labels: np.ndarray) -> Tensor:
+        """Return the mean loss, (), over labelled pairs."""
+
+    def predict_probabilities(self, patients: Any) -> np.ndarray:
+        """Return (patients, outputs) float32 probabilities."""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that are trained and sent."""
+
+    def train(self) -> object:
+        """Turn dropout on."""
+
+    def eval(self) -> object:
+        """Turn dropout off."""
 
 
 class CodedPatients(NamedTuple):
@@ -115,7 +168,7 @@ class CodedPatients(NamedTuple):
         labels: (patients, outputs) int8.
     """
 
-    network_input: NetworkInput
+    network_input: Any
     labels: np.ndarray
 
 
@@ -129,8 +182,8 @@ class PatientBatch(Step):
         labels: (patients, outputs) int8.
     """
 
-    network: Dan
-    network_input: NetworkInput
+    network: OutputNetwork
+    network_input: Any
     labels: np.ndarray
 
     @property
@@ -184,14 +237,8 @@ class CodeLearner(AveragingSite):
             # In this case, each site needs its own network, because the parameters of
             # one stage persist between rounds of the other.
             forget_shared_network()
-        self.network = get_shared_network(
-            config.model.network,
-            data.space,
-            len(outputs),
-            known=known,
-            device=device,
-        )
-        self.cohort, labels = self._label_codes(data.select_coded(data.train), data)
+        self.network = self._get_network(known, device)
+        self.cohort, labels = self.label_patients(data.train, data)
         self.train_data = CodedPatients(
             self.network.make_network_input(self.cohort.bags), labels
         )
@@ -199,7 +246,7 @@ class CodeLearner(AveragingSite):
         self._held_out: CodedPatients | None = None  # read at the first evaluation
 
         parameters = self.network.trainable()
-        steps_over_rows = config.model.network.updates == "rows"
+        steps_over_rows = config.has_stage_1 and config.model.network.updates == "rows"
         # `RowAdam` does its own clipping.
         averaging = replace(config, clip=0.0) if steps_over_rows else config
         super().__init__(
@@ -214,36 +261,57 @@ class CodeLearner(AveragingSite):
             count_step=count_step,
         )
 
+    def _get_network(self, known: np.ndarray | None, device: str) -> OutputNetwork:
+        """Return the network, which all sites of a process share."""
+        model = self.config.model
+        if self.config.has_attention:
+            encoder = str(self.data.space.recipe["encoder"])
+            return _share_label_attention(
+                model.attention, encoder, len(self.outputs), device
+            )
+        return get_shared_network(
+            model.network,
+            self.data.space,
+            len(self.outputs),
+            known=known,
+            device=device,
+        )
+
     # Patients and their codes.
 
-    def _read_coded(self, cohort: Cohort, site: SitePatients) -> CodedPatients:
+    def _read_patients(self, cohort: Cohort, site: SitePatients) -> CodedPatients:
         """Return the patients of a cohort in the network's input form."""
-        cohort, labels = self._label_codes(cohort, site)
+        cohort, labels = self.label_patients(cohort, site)
         return CodedPatients(self.network.make_network_input(cohort.bags), labels)
 
-    def _label_codes(
+    def label_patients(
         self, cohort: Cohort, site: SitePatients
     ) -> tuple[Cohort, np.ndarray]:
-        """Return patients whose codes are predicted, and their labels.
+        """Return patients whose outputs are known, and their labels.
 
         Args:
-            cohort: Coded patients.
+            cohort: Patients of a site.
             site: The site that has their codes.
 
         Returns:
-            All patients, or only those with an output if the settings require it, and
-            their (patients, outputs) int8 labels.
+            The coded patients, or only those with an output if the settings require it,
+            and their (patients, outputs) int8 labels.
         """
-        labels = make_output_labels(
+        cohort = site.select_coded(cohort)
+        labels = self.make_labels(cohort, site)
+        if not self.config.require_output:
+            return cohort, labels
+        has_output = (labels == PRESENT).any(axis=1)
+        return cohort.take(has_output), labels[has_output]
+
+    def make_labels(self, cohort: Cohort, site: SitePatients) -> np.ndarray:
+        """Return (patients, outputs) int8 labels, -1 for patients without codes."""
+        return make_output_labels(
             cohort.patients,
             site.codes,
             self.outputs,
             whole_causes=self.config.whole_causes,
         )
-        if not self.config.require_output:
-            return cohort, labels
-        has_output = (labels == PRESENT).any(axis=1)
-        return cohort.take(has_output), labels[has_output]
 
     # Training.
 
@@ -284,7 +352,7 @@ class CodeLearner(AveragingSite):
         del cycle
         self.load(tensors)
         if self._held_out is None:
-            self._held_out = self._read_coded(self.data.valid, self.data)
+            self._held_out = self._read_patients(self.data.valid, self.data)
         scores = self._score(self._held_out)
         metrics = {
             "loss": scale_sum(scores.loss, scores.pairs, self.count_step),
@@ -297,13 +365,21 @@ class CodeLearner(AveragingSite):
         self.load_kept(tensors)
         return Update()
 
+    def make_model(self) -> Phenotyper:
+        """Return the model, as it is saved."""
+        space = self.data.space
+        if isinstance(self.network, LabelAttention):
+            return Phenotyper(space, code_names=self.outputs, attention=self.network)
+        assert isinstance(self.network, Dan)
+        return Phenotyper(space, self.network, code_names=self.outputs)
+
     def score_on(self, site: SitePatients) -> dict[str, Any]:
         """Return the loss and AUROC of codes for a site's test patients.
 
         Returns:
             The scores; empty if there are no such patients.
         """
-        patients = self._read_coded(site.test, site)
+        patients = self._read_patients(site.test, site)
         scores = self._score(patients)
         if not scores.pairs:
             return {}
@@ -349,9 +425,54 @@ def _make_optimizer(
     """Return the optimizer of stage 1; None for the default of averaging."""
     if config.optimizer == "rmsprop":
         return RMSprop(parameters, config.learning_rate)
-    if config.model.network.updates == "rows":
+    if config.has_stage_1 and config.model.network.updates == "rows":
         return RowAdam(parameters, config.learning_rate, config.clip)
     return None
+
+
+# ---- phenotypes without a second stage -----------------------------------------------
+
+
+class PhenotypeLearner(CodeLearner):
+    """Phenotypes at a site, learned from words: its labelled patients.
+
+    The label "questionable" is not learned, and counts as unlabelled.
+    """
+
+    def label_patients(
+        self, cohort: Cohort, site: SitePatients
+    ) -> tuple[Cohort, np.ndarray]:
+        """Return the labelled patients, and their (patients, phenotypes) labels."""
+        labelled = cohort.select_labelled()
+        return labelled, self.make_labels(labelled, site)
+
+    def make_labels(
+        self,
+        cohort: Cohort,
+        site: SitePatients,  # noqa: ARG002 - those of codes need it
+    ) -> np.ndarray:
+        """Return the (patients, phenotypes) labels of patients."""
+        return cohort.labels
+
+    def make_model(self) -> Phenotyper:
+        """Return the model, as it is saved."""
+        assert isinstance(self.network, LabelAttention)
+        return Phenotyper(
+            self.data.space, phenotypes=self.outputs, attention=self.network
+        )
+
+    def score_on(self, site: SitePatients) -> dict[str, Any]:
+        """Return scores on a site's test patients, as `Classifiers.score_on` does."""
+        cohort, labels = self.label_patients(site.test, site)
+        if not len(cohort):
+            return {}
+        model = self.make_model()
+        present = model.predict_probabilities(cohort.bags)[:, :, PRESENT]
+        predicted = present >= self.config.model.attention.threshold
+        classes = _list_counted_classes(self.config, model.classes or ())
+        counts = ClassCounts.of(labels, predicted, self.outputs, classes)
+        ranked = measure_rankings(labels, present, self.outputs, seed=self.config.seed)
+        return _summarise(counts, ranked)
 
 
 # ---- stage 2 -------------------------------------------------------------------------
@@ -631,15 +752,26 @@ class Classifiers:
         learned: questionable patients count if they are a class at this site or over
         all sites.
         """
-        classes: list[tuple[int, ...]] = []
-        for name, learned in zip(
-            self.config.phenotypes, self.svms.classes, strict=True
-        ):
-            if QUESTIONABLE in learned or name in self.config.questionable:
-                classes.append((ABSENT, PRESENT, QUESTIONABLE))
-            else:
-                classes.append((ABSENT, PRESENT))
+        classes = _list_counted_classes(self.config, self.svms.classes)
         return ClassCounts.of(cohort.labels, predicted, self.config.phenotypes, classes)
+
+
+def _list_counted_classes(
+    config: Config, learned: Sequence[Sequence[int]]
+) -> list[tuple[int, ...]]:
+    """Return the classes of each disease whose test patients count.
+
+    Args:
+        config: The settings of the run.
+        learned: The classes of each disease that the model has learned.
+    """
+    classes: list[tuple[int, ...]] = []
+    for name, of_disease in zip(config.phenotypes, learned, strict=True):
+        if QUESTIONABLE in of_disease or name in config.questionable:
+            classes.append((ABSENT, PRESENT, QUESTIONABLE))
+        else:
+            classes.append((ABSENT, PRESENT))
+    return classes
 
 
 def make_empty_update(tensors: Tensors) -> Update:

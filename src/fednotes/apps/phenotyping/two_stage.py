@@ -17,6 +17,9 @@ and patient representation learning", Algorithm 1.
 Stage 1 predicts billing codes from concepts. It is left out if `representation` names a
 model or is "none". Stage 2 trains the classifiers of all diseases on the values of the
 dense layer. Without phenotypes, a run ends with stage 1.
+
+If `representation` is "attention", an encoder is tuned instead of both stages
+(`label_attention.py`).
 """
 
 from __future__ import annotations
@@ -110,6 +113,8 @@ def train(federation: Federation, config: Config) -> State:
         The server's last state.
     """
     resumed = federation.resume()
+    if config.has_attention:
+        return _tune_encoder(federation, config, resumed)
     if config.has_stage_1:
         representation = _train_network(federation, config, resumed)
     else:
@@ -239,6 +244,31 @@ def make_initial_parameters(
         features=config.space.dense,
     )
     return {name: value.detach() for name, value in network.trainable().items()}
+
+
+def _tune_encoder(
+    federation: Federation, config: Config, resumed: State | None
+) -> State:
+    """Train the network of representation = "attention", which has no stage 2.
+
+    The server does not have the encoder, so the sites send the first parameters. They
+    follow from the job's seed, and are the same at all sites.
+    """
+    if resumed is None:
+        outputs = config.phenotypes
+        if config.learns_codes:
+            outputs, _ = _begin_network(federation, config)
+        parameters = federation.sum("first_parameters").mean()
+    else:
+        outputs = tuple(resumed.fact("outputs", list))
+        parameters = select_prefix("shared.", resumed.tensors)
+
+    server = _CodeServer(config, parameters, summarise_held_out, resumed)
+    server.outputs = outputs
+    server.known = {}
+    run_cycles(federation, server)
+    network = add_prefix(NETWORK, server.result)
+    return State(server.round, network, {"stage": 1, "outputs": list(outputs)})
 
 
 def _load_representation(config: Config) -> State:
@@ -692,7 +722,13 @@ class Phenotype(Method):
                 "folder of a model"
             )
         phenotypes = sites[0].phenotypes
-        if not config.has_stage_1 and not phenotypes:
+        if config.has_attention and not phenotypes:
+            if not any(site.codes for site in sites):
+                raise ConfigError(
+                    "there is nothing to learn: no site has phenotypes or codes: give "
+                    "[phenotypes], `labels` or `codes`"
+                )
+        elif not config.has_stage_1 and not phenotypes:
             raise ConfigError(
                 "there is nothing to learn: the job has no [phenotypes] and no labels, "
                 f"and representation = {config.model.representation!r} leaves stage 1 "
@@ -724,7 +760,7 @@ class Phenotype(Method):
             DataError: No category of codes has `minimum` patients.
             TrainingError: No concept is frequent enough.
         """
-        if config.has_stage_1 and config.privacy is None:
+        if config.learns_codes and config.privacy is None:
             agree_on_outputs(federation, config)
             agree_on_known_concepts(federation, config)
 
@@ -759,9 +795,9 @@ class Phenotype(Method):
         return (pool_sites(sites),), pooled
 
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the cycles of both stages, and the patients of each at all sites."""
+        """Return the cycles of all stages, and the patients of each at all sites."""
         classifier_cycles = config.classifier_cycles if config.has_stage_2 else 0
-        return config.stage_1_cycles + classifier_cycles, sum(sizes)
+        return config.network_cycles + classifier_cycles, sum(sizes)
 
     def name_length_key(self, config: Config, measure: str) -> str:
         """Return the key that limits the cycles of stage 1, or those of stage 2."""
@@ -771,7 +807,7 @@ class Phenotype(Method):
     def list_warnings(self, config: Config) -> tuple[str, ...]:
         """Return warnings about unused settings and about what updates reveal."""
         warnings: list[str] = []
-        if needs_each_update(config) and config.phenotypes:
+        if needs_each_update(config) and config.phenotypes and config.has_stage_2:
             warnings.append(
                 "aggregation only applies to stage 1: the classifier of a disease is a "
                 "sum over its patients, which a hostile site can move as far as it "
@@ -806,7 +842,7 @@ class Phenotype(Method):
 
     def list_coverage(self, config: Config, site: SitePatients) -> tuple[Coverage, ...]:
         """Return how many held-out patients the calibration covers, if there is one."""
-        if not (config.calibrate and site.phenotypes):
+        if not (config.calibrate and site.phenotypes and config.has_stage_2):
             return ()
         return (
             Coverage(
@@ -843,15 +879,28 @@ def _list_questionable(
 def _list_missing(config: Config, site: SitePatients) -> list[str]:
     """Describe what a site lacks for training alone."""
     missing: list[str] = []
-    needs_held_out = config.has_stage_1 and config.keep_cycle == BEST
-    if config.has_stage_1 and not len(site.select_coded(site.train)):
+    needs_held_out = config.keep_cycle == BEST
+    if config.learns_codes and not len(site.select_coded(site.train)):
         missing.append("no training patient with billing codes")
-    elif needs_held_out and not len(site.select_coded(site.valid)):
+    elif (
+        config.learns_codes
+        and needs_held_out
+        and not len(site.select_coded(site.valid))
+    ):
         missing.append(
             "no held-out patient with billing codes, which keep_cycle = -1 needs"
         )
     if config.phenotypes and not len(site.train.select_labelled()):
         missing.append("no training patient labelled for a phenotype")
+    elif (
+        config.has_attention
+        and config.phenotypes
+        and needs_held_out
+        and not len(site.valid.select_labelled())
+    ):
+        missing.append(
+            "no held-out patient labelled for a phenotype, which keep_cycle = -1 needs"
+        )
     return missing
 
 

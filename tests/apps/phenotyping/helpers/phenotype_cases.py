@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from method_runs import Case, MakeCase
+from patients_of_words import attention_config, sites_of_words, without_labels
 from phenotype_patients import config_of, sites_of, without_stage_1
 
 from fednotes.apps.phenotyping import two_stage as phenotype
@@ -55,11 +58,28 @@ def calibrated_case(base: Any) -> Case:
     return phenotype_case(base, sites_of(3), is_change=False)
 
 
+# How close runs of encoders end.
+BY_BERT = (1e-4, 1e-5)
+
+
+def attention_case(bert: Path) -> Case:
+    case = phenotype_case(attention_config(), sites_of_words(bert), is_change=True)
+    return replace(case, close=BY_BERT)
+
+
+def code_attention_case(bert: Path) -> Case:
+    sites = [without_labels(site) for site in sites_of_words(bert)]
+    case = phenotype_case(attention_config(keep_cycle=-1), sites, is_change=True)
+    return replace(case, close=BY_BERT)
+
+
 CASES: dict[str, MakeCase] = {
     "phenotype, codes": lambda bert: codes_case(),
     "phenotype, classifiers": lambda bert: phenotypes_case(),
+    "phenotype, attention": attention_case,
 }
-CALIBRATED: dict[str, MakeCase] = {
+FURTHER: dict[str, MakeCase] = {
+    "phenotype, attention to codes": code_attention_case,
     "phenotype, both stages": lambda bert: calibrated_case(
         config_of(calibrate=True, least_occurrences=2)
     ),

@@ -41,7 +41,7 @@ def identify_members(scene: Scene, criterion: Criterion = "") -> Trial:
         NotApplicable: The job trains no model of codes or labels.
     """
     config = scene.training.config
-    if criterion == "codes" and not config.has_stage_1:
+    if criterion == "codes" and not config.learns_codes:
         raise NotApplicable("the job trains no model of codes")
     if criterion == "labels" and not config.phenotypes:
         raise NotApplicable("the job trains no model of labels")

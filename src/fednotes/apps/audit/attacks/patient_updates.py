@@ -38,6 +38,7 @@ EMBEDDING = "embedding"  # stage 1's table of concepts
 WEIGHTS = "svm.weight"
 INTERCEPTS = "svm.intercept"
 OUTPUT_BIAS = "output_bias"
+ATTENTION_BIAS = "attention.bias"  # of a tuned encoder's codes or phenotypes
 
 
 class ItemScores(NamedTuple):
@@ -152,14 +153,19 @@ def _sum_steps(scene: Scene, name: str) -> np.ndarray | None:
 def _score_outputs(scene: Scene, *, name: str) -> ItemScores:
     """Score codes or classes by the update of `OUTPUT_BIAS` or `INTERCEPTS`.
 
-    For the control, score the outputs of single patients by each patient's own
-    gradient.
+    If an encoder is tuned, its biases take the place of one of them. For the control,
+    score the outputs of single patients by each patient's own gradient.
     """
+    config = scene.training.config
+    if config.has_attention:
+        if config.learns_codes != (name == OUTPUT_BIAS):
+            return NO_SCORES
+        name = ATTENTION_BIAS
     step = _sum_steps(scene, name)
     if step is None:
         return NO_SCORES
     site = scene.get_audited_site()
-    if name == OUTPUT_BIAS:
+    if name in (OUTPUT_BIAS, ATTENTION_BIAS):
         labels = site.code_learner.train_data.labels
         signs = (labels == PRESENT) * 1 - (labels == ABSENT)
     else:
@@ -179,9 +185,9 @@ def _score_outputs(scene: Scene, *, name: str) -> ItemScores:
 
 def _compute_bias_gradient(site: Any, name: str, patient: int) -> Tensor:
     """Return the (outputs,) gradient of a bias for one training patient."""
-    if name == OUTPUT_BIAS:
+    if name in (OUTPUT_BIAS, ATTENTION_BIAS):
         part = site.code_learner.select(np.array([patient]))
-        bias = part.network.output_bias
+        bias = part.network.trainable()[name]
         loss = part.loss([part])
     else:
         classifiers = site.classifiers

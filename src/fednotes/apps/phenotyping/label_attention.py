@@ -1,0 +1,298 @@
+"""Label-wise attention: from the words of a patient's notes to codes or phenotypes.
+
+James Mullenbach, Sarah Wiegreffe, Jon Duke, Jimeng Sun and Jacob Eisenstein (2018),
+"Explainable prediction of medical codes from clinical text" (CAML), section 2.2, in the
+form of PLM-ICD (Huang, Tsai and Chen 2022, section 4.3; Edin et al. 2023, section 2.2):
+
+    notes of any length → chunks → encoder → attention of each label → sigmoid outputs
+
+    paper       here
+    H           the states of the encoder above the sub-words of all chunks of a patient
+    Z           tanh(V h), `project`
+    A           the attention of each label, `weigh`: softmax over all these sub-words
+    m_l         Σ_i A_il h_i, the label's mean of the states
+    β_l, b_l    `weight` and `bias`: the label's linear classifier
+
+There is no stage 2: the outputs are phenotypes, or codes if the job has no phenotypes.
+
+The encoder is frozen and shared by all models of a process (`Backbone`); LoRA adapters
+in all its layers' linear maps and the attention are trained and sent. All chunks of a
+patient are read, however many there are. If a step has more chunks than the encoder
+reads at once, it reads them in parts, and reads each part again for its gradient, so
+that memory does not grow with the length of notes except for H.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fednotes.apps.phenotyping.cohort import (
+    Inputs,
+    SubWords,
+    compute_offsets,
+)
+from fednotes.apps.phenotyping.dan import compute_code_loss
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.numbers import (
+    FractionBelowOne,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+)
+from fednotes.core.settings import checked
+from fednotes.core.tensors import seeding_layer
+from fednotes.encoders.adapters import LoRA, find_linears
+from fednotes.encoders.reading import concatenate_ranges
+from fednotes.taggers.encoder_tagger import Backbone
+
+# The initial bias b: few patients have a code.
+INITIAL_BIAS: Final = -2.0
+_BATCH: Final = 8  # patients in a batch without training
+
+
+@checked(frozen=True)
+class AttentionConfig:
+    """The network of representation = "attention".
+
+    Attributes:
+        length: Number of sub-words in a chunk. Each note is divided into chunks, all of
+            which are read. With a smaller number, the encoder sees less context, and
+            takes less time.
+        chunks: Maximum number of chunks that the encoder reads at once. If a step has
+            more, it reads them in parts, and reads each part twice, so that memory does
+            not grow with the length of notes. Lower it if memory is short.
+        rank: Rank of the LoRA adapters in all layers: W + alpha / rank · B A.
+        alpha: Scale of the LoRA adapters; see `rank`.
+        width: Number of rows of V, with which the words are weighted.
+        dropout: Dropout rate of the words' states.
+        threshold: Probability from which a phenotype is labelled as present. The
+            probabilities of rare phenotypes are low: lower it if too few are found, and
+            choose it by held-out patients.
+    """
+
+    length: PositiveInt = 128
+    chunks: PositiveInt = 64
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    width: PositiveInt = 128
+    dropout: FractionBelowOne = 0.2
+    threshold: OpenFraction = 0.5
+
+
+@lru_cache(maxsize=8)
+def _find_all_linears(backbone: Backbone) -> list[nn.Linear]:
+    """Return all linear layers of a backbone's stack, once per process."""
+    return find_linears(backbone.model, "all")
+
+
+class LabelClassifier(nn.Module):
+    """Classifiers of labels, each with an attention of its own.
+
+    Its parameters are project (V), weigh (U), weight (β) and bias (b).
+
+    Args:
+        inputs: Length of a state.
+        width: Number of rows of V.
+        labels: The number of labels.
+    """
+
+    def __init__(self, inputs: int, width: int, labels: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(inputs, width, bias=False)
+        self.weigh = nn.Linear(width, labels, bias=False)
+        self.weight = nn.Parameter(
+            (torch.rand(labels, inputs) * 2 - 1) / math.sqrt(inputs)
+        )
+        self.bias = nn.Parameter(torch.full((labels,), INITIAL_BIAS))
+
+    def attend(self, states: Tensor) -> Tensor:
+        """Return A, (sub-words, labels), of the states of one patient.
+
+        Args:
+            states: (sub-words, inputs) H.
+        """
+        scores: Tensor = self.weigh(torch.tanh(self.project(states)))
+        return scores.float().softmax(dim=0)  # [attention weights] Σ_i A_il = 1
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return (labels,) log-odds of one patient; b if there is no sub-word."""
+        # β_l · m_l = Σ_i A_il (β_l · h_i), which needs no m_l
+        votes = F.linear(states, self.weight).float()
+        return (self.attend(states) * votes).sum(0) + self.bias  # [attention score]
+
+
+class LabelAttention(nn.Module):
+    """A tuned encoder whose words each label attends to.
+
+    Args:
+        config: The settings.
+        backbone: The shared encoder.
+        labels: The number of labels.
+        seed: The seed of the initial values.
+
+    Raises:
+        ConfigError: There are no labels, or chunks are longer than the encoder reads.
+    """
+
+    def __init__(
+        self, config: AttentionConfig, backbone: Backbone, labels: int, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if labels < 1:
+            raise ConfigError(f"labels = {labels}: a network needs at least one")
+        if config.length > backbone.frame.capacity:
+            raise ConfigError(
+                f"[model.attention] length = {config.length}: the encoder reads only "
+                f"{backbone.frame.capacity} sub-words at once: set length to at most "
+                "this number"
+            )
+        self.config = config
+        self.backbone = backbone
+        self.labels = labels
+        self.lora = LoRA(_find_all_linears(backbone), config.rank, config.alpha, seed)
+        with seeding_layer(seed, "attention"):
+            self.attention = LabelClassifier(backbone.width, config.width, labels)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.attention.bias.device
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that are trained and sent, sorted by name."""
+        return dict(sorted(self.named_parameters()))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all tensors of the network besides the encoder's."""
+        return {**self.trainable()}
+
+    def make_network_input(self, patients: Inputs) -> SubWords:
+        """Return patients unchanged, once they are known to be sub-words.
+
+        Raises:
+            DataError: They are bags or vectors, or another encoder's.
+        """
+        if not isinstance(patients, SubWords) or patients.width != self.backbone.width:
+            raise DataError(
+                f"the network reads sub-words of an encoder of width "
+                f"{self.backbone.width}, but received other features: give it notes "
+                "read by that encoder"
+            )
+        return patients
+
+    # The states of the encoder.
+
+    def compute_states(self, patients: SubWords) -> Tensor:
+        """Return H of all patients, (sub-words, width), patient after patient."""
+        chunks = cut_into_chunks(patients, self.config.length)
+        if not len(chunks):
+            return torch.zeros(0, self.backbone.width, device=self.device)
+        # Chunks of similar length are read together, which leaves little padding.
+        order = np.argsort(-chunks[:, 1], kind="stable")
+        states = []
+        places = []
+        is_in_parts = len(order) > self.config.chunks
+        for part in np.split(
+            order, range(self.config.chunks, len(order), self.config.chunks)
+        ):
+            starts, lengths = chunks[part].T
+            ids, mask = self.backbone.frame.make_rows(
+                patients.ids, starts, lengths, self.device
+            )
+            is_text = self._find_text(lengths, ids.shape[1])
+            if is_in_parts and torch.is_grad_enabled():
+                read: Tensor = checkpoint(
+                    self._read_chunks, ids, mask, is_text, use_reentrant=False
+                )
+            else:
+                read = self._read_chunks(ids, mask, is_text)
+            states.append(read)
+            places.append(concatenate_ranges(starts, lengths))
+        back = torch.from_numpy(np.argsort(np.concatenate(places))).to(self.device)
+        return torch.cat(states).index_select(0, back)
+
+    def _find_text(self, lengths: np.ndarray, longest: int) -> Tensor:
+        """Return (chunks, longest) bool: True at sub-words of text, False at marks."""
+        before = len(self.backbone.frame.prefix)
+        step = np.arange(longest) - before
+        is_text = (step >= 0) & (step < lengths[:, None])
+        return torch.from_numpy(is_text).to(self.device)
+
+    def _read_chunks(self, ids: Tensor, mask: Tensor, is_text: Tensor) -> Tensor:
+        """Return the states above the sub-words of some chunks, (sub-words, width)."""
+        applying = self.lora.applying(_find_all_linears(self.backbone))
+        (states,) = self.backbone.compute_states(ids, mask, around=applying)
+        return states[is_text]
+
+    # Training and prediction.
+
+    def forward(self, patients: Inputs) -> Tensor:
+        """Return (patients, labels) arguments of the sigmoids: log-odds of labels."""
+        words = self.make_network_input(patients)
+        states = F.dropout(
+            self.compute_states(words), self.config.dropout, self.training
+        )
+        parts = states.split(words.sizes.tolist())
+        return torch.stack([self.attention(part) for part in parts])
+
+    def loss(self, patients: Inputs, labels: np.ndarray) -> Tensor:
+        """Return the mean binary cross-entropy, (), over labelled pairs.
+
+        Args:
+            patients: The patients.
+            labels: (patients, labels), as in `compute_code_loss`.
+        """
+        return compute_code_loss(self(patients), labels)
+
+    def compute_logits(self, patients: Inputs) -> np.ndarray:
+        """Return (patients, labels) float32 log-odds, without dropout."""
+        words = self.make_network_input(patients)
+        logits = np.empty((len(words), self.labels), np.float32)
+        was_training = self.training
+        self.eval()
+        with torch.no_grad():
+            for rows in _iterate_batches(len(words)):
+                logits[rows] = self(words.take(rows)).cpu().numpy()
+        self.train(was_training)
+        return logits
+
+    def predict_probabilities(self, patients: Inputs) -> np.ndarray:
+        """Return (patients, labels) float32 probabilities, without dropout."""
+        logits = torch.from_numpy(self.compute_logits(patients))
+        probabilities: np.ndarray = logits.sigmoid().numpy()
+        return probabilities
+
+
+def _iterate_batches(patients: int) -> Iterator[np.ndarray]:
+    """Yield the rows of each batch of patients."""
+    for start in range(0, patients, _BATCH):
+        yield np.arange(start, min(start + _BATCH, patients))
+
+
+def cut_into_chunks(patients: SubWords, length: int) -> np.ndarray:
+    """Return the chunks of all notes, in order: none of a note without sub-words.
+
+    Args:
+        patients: The patients.
+        length: The number of sub-words of a chunk; the last one of a note may have
+            fewer.
+
+    Returns:
+        (chunks, 2) int64: the first sub-word of each chunk, and its number of
+        sub-words.
+    """
+    sizes = np.diff(patients.bounds)
+    counts = -(-sizes // length)  # chunks of each note
+    within = np.arange(counts.sum()) - np.repeat(compute_offsets(counts)[:-1], counts)
+    starts = np.repeat(patients.bounds[:-1], counts) + within * length
+    ends = np.minimum(starts + length, np.repeat(patients.bounds[1:], counts))
+    return np.stack([starts, ends - starts], axis=1)

@@ -1,0 +1,321 @@
+"""Label-wise attention over the words of a patient's notes.
+
+Expected values are from a program in NumPy that reads the states of the encoder chunk by
+chunk, without adapters; from runs that must be equal; or written here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from patients_of_words import SMALL, features_of, sub_words, write_notes
+from tiny_models import WORDS
+
+from fednotes.apps.phenotyping.cohort import SubWords, Vectors
+from fednotes.apps.phenotyping.label_attention import (
+    INITIAL_BIAS,
+    AttentionConfig,
+    LabelAttention,
+    cut_into_chunks,
+)
+from fednotes.core.errors import ConfigError, DataError
+
+LABELS = 3
+NOTES = {
+    "long": [" ".join(WORDS), " ".join(WORDS[::-1])],  # five chunks each
+    "none": [],
+    "empty": ["", " "],
+    "short": ["patient has asthma"],
+}
+
+
+def network_of(bert: Path, config: AttentionConfig = SMALL) -> LabelAttention:
+    """Return a network whose parameters are all different from zero."""
+    network = LabelAttention(config, features_of(bert).backbone, LABELS, seed=3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in network.trainable().items():
+            if name != "lora.up":
+                parameter += torch.randn(parameter.shape, generator=generator) * 0.5
+    return network.eval()
+
+
+def adapted_network_of(bert: Path, config: AttentionConfig = SMALL) -> LabelAttention:
+    """Return the same network with adapters that change the states."""
+    network = network_of(bert, config)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        up = network.lora.up
+        up += torch.randn(up.shape, generator=generator) * 0.3
+    return network
+
+
+# ---- the same numbers by NumPy -------------------------------------------------------
+
+
+def read_states(bert: Path, patients: SubWords, row: int, length: int) -> np.ndarray:
+    """Return (sub-words, width) float64 states of a patient, one chunk at a time."""
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(bert).eval()
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    parts = [np.zeros((0, model.config.hidden_size))]
+    for note in range(*patients.offsets[row : row + 2]):
+        ids = patients.ids[slice(*patients.bounds[note : note + 2])].tolist()
+        for start in range(0, len(ids), length):
+            chunk = ids[start : start + length]
+            marked = [tokenizer.cls_token_id, *chunk, tokenizer.sep_token_id]
+            with torch.no_grad():
+                states = model(torch.tensor([marked])).last_hidden_state
+            parts.append(states[0, 1:-1].double().numpy())
+    return np.concatenate(parts)
+
+
+def score_by_numpy(parameters: dict[str, np.ndarray], states: np.ndarray) -> np.ndarray:
+    """Return (labels,) log-odds: β_l · Σ_i A_il h_i + b_l."""
+    logits = []
+    for label in range(LABELS):
+        total = parameters["attention.bias"][label]
+        if len(states):
+            hidden = np.tanh(states @ parameters["attention.project.weight"].T)
+            scores = hidden @ parameters["attention.weigh.weight"][label]
+            shares = np.exp(scores - scores.max())
+            shares /= shares.sum()
+            mean = (shares[:, None] * states).sum(0)
+            total = total + parameters["attention.weight"][label] @ mean
+        logits.append(total)
+    return np.array(logits)
+
+
+def loss_by_numpy(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Return the mean of −y log p − (1 − y) log (1 − p) over pairs with a label."""
+    chances = 1 / (1 + np.exp(-logits))
+    losses = [
+        -np.log(chances[at] if labels[at] == 1 else 1 - chances[at])
+        for at in np.ndindex(*labels.shape)
+        if labels[at] in (0, 1)
+    ]
+    return float(np.mean(losses))
+
+
+def numbers_of(network: LabelAttention) -> dict[str, np.ndarray]:
+    return {
+        name: value.detach().double().numpy()
+        for name, value in network.trainable().items()
+    }
+
+
+def test_log_odds_equal_those_of_the_numpy_program(bert: Path) -> None:
+    """Each label has its own mean over the sub-words of all chunks of all notes."""
+    patients = sub_words(bert, NOTES)
+    network = network_of(bert)
+    expected = [
+        score_by_numpy(
+            numbers_of(network), read_states(bert, patients, row, SMALL.length)
+        )
+        for row in range(len(NOTES))
+    ]
+    assert np.allclose(network.compute_logits(patients), expected, atol=2e-5)
+    assert np.ptp(expected) > 0.1  # the labels differ, and so do the patients
+    chances = network.predict_probabilities(patients)
+    assert np.allclose(chances, 1 / (1 + np.exp(-np.array(expected))), atol=1e-5)
+
+
+def test_the_attention_of_a_label_equals_the_numpy_program(bert: Path) -> None:
+    """It sums to one over all sub-words of a patient."""
+    patients = sub_words(bert, NOTES)
+    network = network_of(bert)
+    states = read_states(bert, patients, 0, SMALL.length)
+    attention = network.attention.attend(torch.from_numpy(states).float())
+    numbers = numbers_of(network)
+    scores = np.tanh(states @ numbers["attention.project.weight"].T)
+    scores = scores @ numbers["attention.weigh.weight"].T
+    shares = np.exp(scores) / np.exp(scores).sum(0)
+    assert np.allclose(attention.detach().numpy(), shares, atol=1e-6)
+    assert np.allclose(attention.sum(0).detach().numpy(), 1)
+
+
+def test_loss_and_gradients_equal_those_of_the_numpy_program(bert: Path) -> None:
+    """Gradients by differences of the program's loss."""
+    patients = sub_words(bert, NOTES)
+    labels = np.array([[1, 0, -1], [0, 1, 0], [-1, -1, -1], [1, 1, 2]], np.int8)
+    network = network_of(bert)
+    loss = network.loss(patients, labels)
+    loss.backward()
+
+    states = [read_states(bert, patients, row, SMALL.length) for row in range(4)]
+    numbers = numbers_of(network)
+
+    def measure() -> float:
+        logits = np.array([score_by_numpy(numbers, each) for each in states])
+        return loss_by_numpy(logits, labels)
+
+    assert loss.item() == pytest.approx(measure(), abs=1e-5)
+    rng = np.random.default_rng(1)
+    for name, parameter in network.trainable().items():
+        if name.startswith("lora"):
+            continue
+        assert parameter.grad is not None
+        gradient = parameter.grad.numpy()
+        for _ in range(4):
+            at = tuple(rng.integers(size) for size in gradient.shape)
+            values = []
+            for step in (1e-4, -1e-4):
+                numbers[name][at] += step
+                values.append(measure())
+                numbers[name][at] -= step
+            slope = (values[0] - values[1]) / 2e-4
+            assert gradient[at] == pytest.approx(slope, abs=2e-5), name
+
+
+# ---- chunks --------------------------------------------------------------------------
+
+
+def test_notes_are_cut_into_chunks_that_hold_every_sub_word_once() -> None:
+    """Compared with a loop over notes of all small lengths."""
+    sizes = [0, 1, 3, 4, 5, 8, 9, 0]
+    bounds = np.cumsum([0, *sizes])
+    patients = SubWords(
+        np.arange(bounds[-1], dtype=np.int32), bounds, np.array([0, 3, 3, 8]), width=1
+    )
+    expected = [
+        [start, min(4, end - start)]
+        for first, end in zip(bounds[:-1], bounds[1:], strict=True)
+        for start in range(first, end, 4)
+    ]
+    assert cut_into_chunks(patients, 4).tolist() == expected
+
+
+def test_reading_chunks_in_parts_changes_neither_scores_nor_gradients(
+    bert: Path,
+) -> None:
+    """Parts of two chunks, whose states are computed again for the gradient."""
+    patients = sub_words(bert, NOTES)
+    labels = np.array([[1, 0, 1]] * 4, np.int8)
+    found = []
+    for chunks in (100, 2):
+        network = adapted_network_of(bert, replace(SMALL, chunks=chunks))
+        loss = network.loss(patients, labels)
+        loss.backward()
+        gradients = {n: p.grad for n, p in network.trainable().items()}
+        found.append((network.compute_logits(patients), loss, gradients))
+    (whole, loss, gradients), (in_parts, loss_in_parts, gradients_in_parts) = found
+    assert np.allclose(whole, in_parts, atol=1e-5)
+    assert torch.isclose(loss, loss_in_parts, atol=1e-6)
+    for name, gradient in gradients.items():
+        other = gradients_in_parts[name]
+        assert gradient is not None
+        assert other is not None
+        assert gradient.abs().max() > 0, name
+        assert torch.allclose(gradient, other, atol=1e-6), name
+
+
+def test_only_as_many_chunks_as_the_settings_say_are_read_at_once(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = network_of(bert, replace(SMALL, chunks=3))
+    read: list[int] = []
+    compute = type(network.backbone).compute_states
+
+    def count(backbone: object, ids: torch.Tensor, *rest: object, **more: object):  # type: ignore[no-untyped-def]
+        read.append(len(ids))
+        return compute(backbone, ids, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(network.backbone), "compute_states", count)
+    network.loss(sub_words(bert, NOTES), np.zeros((4, LABELS), np.int8)).backward()
+    forward = read[: len(read) // 2]
+    assert max(read) == 3
+    assert sum(forward) == len(cut_into_chunks(sub_words(bert, NOTES), SMALL.length))
+    assert sum(read) == 2 * sum(forward)  # once more, for the gradient
+
+
+def test_the_order_of_notes_does_not_matter(bert: Path) -> None:
+    texts = NOTES["long"]
+    patients = sub_words(bert, {"a": texts, "b": texts[::-1]})
+    first, second = adapted_network_of(bert).compute_logits(patients)
+    assert np.allclose(first, second, atol=1e-5)
+
+
+def test_a_patient_is_scored_as_among_others(bert: Path) -> None:
+    patients = sub_words(bert, write_notes("x", 20, 1))
+    network = adapted_network_of(bert)
+    together = network.compute_logits(patients)
+    for row in range(20):
+        assert np.allclose(
+            network.compute_logits(patients.take([row])), together[[row]], atol=1e-5
+        )
+
+
+# ---- patients without words, and other inputs ----------------------------------------
+
+
+def test_a_patient_without_words_has_the_log_odds_of_the_bias(bert: Path) -> None:
+    patients = sub_words(bert, {"none": [], "empty": ["", "  "]})
+    network = adapted_network_of(bert)
+    bias = network.attention.bias.detach().numpy()
+    assert np.array_equal(network.compute_logits(patients), [bias, bias])
+    network.loss(patients, np.ones((2, LABELS), np.int8)).backward()
+    for name, parameter in network.trainable().items():
+        gradient = parameter.grad
+        is_trained = gradient is not None and bool(gradient.abs().max() > 0)
+        assert is_trained == (name == "attention.bias"), name
+
+
+def test_a_new_network_finds_every_code_rare(bert: Path) -> None:
+    network = LabelAttention(SMALL, features_of(bert).backbone, LABELS)
+    patients = sub_words(bert, {"none": []})
+    assert np.array_equal(network.compute_logits(patients), [[INITIAL_BIAS] * LABELS])
+
+
+def test_initial_values_follow_from_the_seed(bert: Path) -> None:
+    backbone = features_of(bert).backbone
+    first, same, other = (
+        LabelAttention(SMALL, backbone, LABELS, seed).trainable() for seed in (1, 1, 2)
+    )
+    for name, value in first.items():
+        assert torch.equal(value, same[name])
+        is_constant = name in ("attention.bias", "lora.up")
+        assert torch.equal(value, other[name]) == is_constant, name
+
+
+def test_chunks_that_the_encoder_cannot_read_are_refused(bert: Path) -> None:
+    config = replace(SMALL, length=63)
+    with pytest.raises(ConfigError, match="length = 63: the encoder reads only 62"):
+        LabelAttention(config, features_of(bert).backbone, LABELS)
+
+
+def test_other_inputs_are_refused(bert: Path) -> None:
+    network = network_of(bert)
+    vectors = Vectors(np.zeros((1, 32), np.float32))
+    others = replace(sub_words(bert, NOTES), width=16)
+    for patients in (vectors, others):
+        with pytest.raises(DataError, match="sub-words of an encoder of width 32"):
+            network.compute_logits(patients)
+
+
+# ---- sub-words -----------------------------------------------------------------------
+
+
+def test_sub_words_of_patients_are_taken_and_joined(bert: Path) -> None:
+    """Compared with the ids of each note, as the tokenizer has them."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    notes = write_notes("x", 9, 2)
+    ids = [
+        [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        for texts in notes.values()
+    ]
+    patients = sub_words(bert, notes)
+    rows = [4, 0, 8, 3]
+    joined = SubWords.join([patients.take(rows), patients])
+    for row, expected in enumerate([*(ids[row] for row in rows), *ids]):
+        assert joined.get_ids(row).tolist() == [i for note in expected for i in note]
+        assert np.diff(joined.offsets)[row] == len(expected)
+    assert joined.sizes.tolist()[4:] == [sum(map(len, texts)) for texts in ids]
+    assert len(patients.take([])) == 0
+    assert len(patients.take(np.arange(9) % 2 == 0)) == 5
