@@ -6,6 +6,7 @@ chunk, without adapters; from runs that must be equal; or written here.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,7 +185,7 @@ def test_notes_are_cut_into_chunks_that_hold_every_sub_word_once() -> None:
     )
     expected = [
         [start, min(4, end - start)]
-        for first, end in zip(bounds[:-1], bounds[1:], strict=True)
+        for first, end in itertools.pairwise(bounds.tolist())
         for start in range(first, end, 4)
     ]
     assert cut_into_chunks(patients, 4).tolist() == expected

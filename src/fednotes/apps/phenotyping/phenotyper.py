@@ -91,6 +91,21 @@ class PhenotypeConfig:
             )
 
 
+class Prediction(NamedTuple):
+    """The predictions of patients.
+
+    Attributes:
+        classes: (patients, diseases) int8 labels: 1 present, 0 absent, 2 questionable,
+            -1 if nothing was learned.
+        probabilities: (patients, diseases, 3) of absent, present and questionable.
+            Without calibration, the values for the hinge loss only rank patients and
+            are not probabilities.
+    """
+
+    classes: np.ndarray
+    probabilities: np.ndarray
+
+
 @dataclass(eq=False)
 class Phenotyper:
     """A trained phenotyping model.
@@ -162,34 +177,30 @@ class Phenotyper:
             "model of text reads vectors, or sub-words if its encoder was tuned"
         )
 
-    def predict_classes(self, inputs: Inputs) -> np.ndarray:
-        """Return the predicted labels of patients.
-
-        Returns:
-            (patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 if
-            nothing was learned.
-        """
-        attention = self._phenotype_attention
-        if attention is not None:
-            present = attention.predict_probabilities(inputs)
-            return (present >= attention.config.threshold).astype(np.int8)
-        return self._require_classifiers().predict(self.compute_features(inputs))
-
-    def predict_probabilities(self, inputs: Inputs) -> np.ndarray:
-        """Return the probabilities of labels.
-
-        Without calibration, the values for the hinge loss only rank patients and are
-        not probabilities.
-
-        Returns:
-            (patients, diseases, 3) of absent, present and questionable.
-        """
+    def predict(self, inputs: Inputs) -> Prediction:
+        """Return the predicted labels of patients, and the probabilities of labels."""
         attention = self._phenotype_attention
         if attention is not None:
             present = attention.predict_probabilities(inputs).astype(np.float64)
-            return np.stack([1 - present, present, np.zeros_like(present)], axis=2)
+            return Prediction(
+                (present >= attention.config.threshold).astype(np.int8),
+                np.stack([1 - present, present, np.zeros_like(present)], axis=2),
+            )
         svms = self._require_classifiers()
-        return svms.predict_probabilities(self.compute_features(inputs), self.platt)
+        features = self.compute_features(inputs)
+        return Prediction(
+            svms.predict(features), svms.predict_probabilities(features, self.platt)
+        )
+
+    def predict_classes(self, inputs: Inputs) -> np.ndarray:
+        """Return the (patients, diseases) predicted labels; see `Prediction`."""
+        if self._phenotype_attention is not None:
+            return self.predict(inputs).classes
+        return self._require_classifiers().predict(self.compute_features(inputs))
+
+    def predict_probabilities(self, inputs: Inputs) -> np.ndarray:
+        """Return the (patients, diseases, 3) probabilities; see `Prediction`."""
+        return self.predict(inputs).probabilities
 
     def rank(self, inputs: Inputs) -> np.ndarray:
         """Return (patients, diseases) scores of "present", only to rank them."""

@@ -148,11 +148,11 @@ class PatientReader:
     def _predict_phenotypes(self, inputs: PatientInputs) -> Iterator[Row]:
         """Yield the probabilities and labels of each patient's phenotypes."""
         names = self.model.phenotypes
-        present = self.model.predict_probabilities(inputs.values)[
-            :, :, PRESENT
-        ].tolist()
-        classes = self.model.predict_classes(inputs.values).tolist()
-        for row, patient_classes in zip(present, classes, strict=True):
+        predicted = self.model.predict(inputs.values)
+        present = predicted.probabilities[:, :, PRESENT].tolist()
+        for row, patient_classes in zip(
+            present, predicted.classes.tolist(), strict=True
+        ):
             labels = {
                 name: _LABEL_NAMES.get(value)
                 for name, value in zip(names, patient_classes, strict=True)
@@ -391,10 +391,9 @@ def _score_predictions(
         labelled: The patients.
     """
     names = model.phenotypes
-    inputs = labelled.inputs.values
-    predicted = model.predict_classes(inputs)
-    counts = ClassCounts.of(labelled.labels, predicted, names, classes=classes)
-    present = model.predict_probabilities(inputs)[:, :, PRESENT]
+    predicted = model.predict(labelled.inputs.values)
+    counts = ClassCounts.of(labelled.labels, predicted.classes, names, classes=classes)
+    present = predicted.probabilities[:, :, PRESENT]
     ranking = measure_rankings(labelled.labels, present, names)
 
     scores = counts.scores()

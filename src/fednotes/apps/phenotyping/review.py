@@ -110,8 +110,9 @@ def review_patients(
         labels: (patients, phenotypes) labels.
         features: The model's dictionary or encoder; None if it is not available.
     """
-    present = model.predict_probabilities(inputs)[:, :, PRESENT].tolist()
-    predicted = model.predict_classes(inputs).tolist()
+    prediction = model.predict(inputs)
+    present = prediction.probabilities[:, :, PRESENT].tolist()
+    predicted = prediction.classes.tolist()
     sizes = inputs.sizes.tolist() if isinstance(inputs, Bags) else [None] * len(inputs)
     rows = zip(patients, labels.tolist(), predicted, present, sizes, strict=True)
     return ReviewedPatients(

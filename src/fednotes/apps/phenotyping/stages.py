@@ -467,10 +467,10 @@ class PhenotypeLearner(CodeLearner):
         if not len(cohort):
             return {}
         model = self.make_model()
-        present = model.predict_probabilities(cohort.bags)[:, :, PRESENT]
-        predicted = present >= self.config.model.attention.threshold
+        predicted = model.predict(cohort.bags)
+        present = predicted.probabilities[:, :, PRESENT]
         classes = _list_counted_classes(self.config, model.classes or ())
-        counts = ClassCounts.of(labels, predicted, self.outputs, classes)
+        counts = ClassCounts.of(labels, predicted.classes, self.outputs, classes)
         ranked = measure_rankings(labels, present, self.outputs, seed=self.config.seed)
         return _summarise(counts, ranked)
 

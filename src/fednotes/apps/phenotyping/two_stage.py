@@ -801,8 +801,8 @@ class Phenotype(Method):
 
     def name_length_key(self, config: Config, measure: str) -> str:
         """Return the key that limits the cycles of stage 1, or those of stage 2."""
-        del config
-        return "cycles" if measure == "valid_loss" else "classifier_cycles"
+        has_stage_2 = measure != "valid_loss" and not config.has_attention
+        return "classifier_cycles" if has_stage_2 else "cycles"
 
     def list_warnings(self, config: Config) -> tuple[str, ...]:
         """Return warnings about unused settings and about what updates reveal."""
