@@ -13,17 +13,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from patients_of_words import SMALL, features_of, sub_words, write_notes
+from patients_of_words import (
+    SMALL,
+    attention_config,
+    features_of,
+    sites_of_words,
+    sub_words,
+    write_notes,
+)
 from tiny_models import WORDS
 
 from fednotes.apps.phenotyping.cohort import SubWords, Vectors
 from fednotes.apps.phenotyping.label_attention import (
-    INITIAL_BIAS,
     AttentionConfig,
     LabelAttention,
     cut_into_chunks,
 )
+from fednotes.apps.phenotyping.phenotyper import Phenotyper
+from fednotes.apps.phenotyping.two_stage import METHOD, Site
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.engines.inprocess import InProcess
 
 LABELS = 3
 NOTES = {
@@ -269,7 +278,7 @@ def test_a_patient_without_words_has_the_log_odds_of_the_bias(bert: Path) -> Non
 def test_a_new_network_finds_every_code_rare(bert: Path) -> None:
     network = LabelAttention(SMALL, features_of(bert).backbone, LABELS)
     patients = sub_words(bert, {"none": []})
-    assert np.array_equal(network.compute_logits(patients), [[INITIAL_BIAS] * LABELS])
+    assert np.array_equal(network.compute_logits(patients), [[-2.0] * LABELS])
 
 
 def test_initial_values_follow_from_the_seed(bert: Path) -> None:
@@ -296,6 +305,59 @@ def test_other_inputs_are_refused(bert: Path) -> None:
     for patients in (vectors, others):
         with pytest.raises(DataError, match="sub-words of an encoder of width 32"):
             network.compute_logits(patients)
+
+
+# ---- a site, and a model -------------------------------------------------------------
+
+
+def test_the_first_parameters_follow_from_the_seed_of_the_job(bert: Path) -> None:
+    """Also at a site whose network has been trained."""
+    (data,) = sites_of_words(bert, 1)
+    config = METHOD.configure(attention_config(seed=7), [data])
+    site = Site(data, config)
+    before = site.first_parameters({}).tensors
+    site.train(before, cycle=0)
+    expected = LabelAttention(SMALL, features_of(bert).backbone, 2, seed=7)
+    for name, value in site.first_parameters({}).tensors.items():
+        assert torch.equal(value, before[name])
+        assert torch.equal(value, expected.trainable()[name])
+
+
+def test_sites_are_weighted_by_their_labelled_patients(bert: Path) -> None:
+    """One cycle of two sites is the weighted mean of what each has trained by itself."""
+    sites = sites_of_words(bert, 2)
+    config = METHOD.configure(attention_config(cycles=1), sites)
+    both, *single = (
+        METHOD.train(InProcess([Site(site, config) for site in trained]), config)
+        for trained in (sites, sites[:1], sites[1:])
+    )
+    sizes = [int((site.train.labels >= 0).any(1).sum()) for site in sites]
+    assert sizes[0] != sizes[1] != len(sites[1].train)
+    for name, value in both.tensors.items():
+        total = sum(
+            state.tensors[name].double() * size
+            for state, size in zip(single, sizes, strict=True)
+        )
+        assert torch.equal(value, (total / sum(sizes)).float()), name
+
+
+def test_the_threshold_decides_what_is_present(bert: Path) -> None:
+    patients = sub_words(bert, write_notes("x", 30, 3))
+    network = adapted_network_of(bert)
+    chances = network.predict_probabilities(patients)
+    threshold = float(np.quantile(chances, 0.2))
+    network.config = replace(SMALL, threshold=threshold)
+    model = Phenotyper(
+        features_of(bert).space, phenotypes=("a", "b", "c"), attention=network
+    )
+    assert model.classes == ((0, 1),) * 3
+    found = model.predict_classes(patients)
+    assert np.array_equal(found, chances >= threshold)
+    assert found.mean() > 0.6
+    both = model.predict_probabilities(patients)
+    assert np.allclose(both[:, :, 1], chances)
+    assert np.allclose(both.sum(2), 1)
+    assert np.array_equal(model.rank(patients), network.compute_logits(patients))
 
 
 # ---- sub-words -----------------------------------------------------------------------
