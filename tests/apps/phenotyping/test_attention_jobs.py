@@ -10,14 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from applications import needs_app
 from patient_files import SECRET, job, load, write
 from patients_of_words import ILLNESSES, write_notes
 from sklearn.metrics import roc_auc_score
+from tiny_models import save_bert
 
 import fednotes as fn
 from fednotes.apps.phenotyping.cohort import SubWords
 from fednotes.apps.phenotyping.phenotyper import load_phenotyper
-from fednotes.core.errors import ConfigError, MovedError
+from fednotes.apps.phenotyping.two_stage import METHOD, Site
+from fednotes.core.errors import ConfigError, DataError, MovedError
+from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.saved_models import EvaluationOptions
 
 MODEL = {
@@ -168,12 +173,48 @@ def test_a_moved_encoder_is_named_with_its_remedy(
     folder.mkdir()
     for file in (run / "federated" / "model").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    from tiny_models import save_bert
-
     other = save_bert(tmp_path / "other", seed=1)
     with pytest.raises(MovedError, match="not the one that the model was trained with"):
         fn.load(folder, backbone=str(other))
     assert fn.load(folder, backbone=str(bert)).types == ILLNESSES
+
+
+# ---- between real sites --------------------------------------------------------------
+
+
+def test_the_server_needs_no_encoder(place: Path, bert: Path) -> None:
+    """It knows descriptions of the sites; the model is the same as in one process."""
+    needs_app("deployment")
+    from fednotes.apps.deployment.site_agreement import derive_config, describe_site
+
+    here = job(place, **tables_of(bert))
+    sites = load(place, **tables_of(bert)).data
+    descriptions = {site.id: describe_site(here, site) for site in sites}
+    of_server = derive_config(here, descriptions)
+    assert "encoder" not in of_server.space.recipe
+    states = [
+        METHOD.train(InProcess([Site(site, config) for site in sites]), config)
+        for config in (of_server, METHOD.configure(here.config, sites))
+    ]
+    assert states[0].tensors.keys() == states[1].tensors.keys()
+    for name, value in states[0].tensors.items():
+        assert torch.equal(value, states[1].tensors[name]), name
+
+
+def test_sites_with_different_encoders_are_refused(
+    place: Path, bert: Path, tmp_path: Path
+) -> None:
+    needs_app("deployment")
+    from fednotes.apps.deployment.site_agreement import derive_config, describe_site
+
+    other = save_bert(tmp_path / "other", seed=1)
+    here = job(place, **tables_of(bert))
+    descriptions = {
+        f"{number}": describe_site(here, load(place, **tables_of(each)).data[0])
+        for number, each in enumerate((bert, other))
+    }
+    with pytest.raises(DataError, match="different dictionaries or encoders"):
+        derive_config(here, descriptions)
 
 
 # ---- codes ---------------------------------------------------------------------------
