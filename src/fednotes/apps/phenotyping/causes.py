@@ -90,7 +90,7 @@ def _find_missed_diseases(
         limit_importance(importance, sum(support.values()), RARE_PATIENTS),
         where,
         f"predicts {list_names(missed)} for no patient",
-        "train longer, or give rare classes more weight",
+        f"train longer, or {_advise_on_rare_classes(job)}",
         evidence=(
             Evidence(
                 f"test patients who have it: {list_names(numbers)}",
@@ -128,8 +128,29 @@ def _find_single_classes(where: str, by_disease: Mapping[str, Any]) -> Iterator[
     )
 
 
+def _advise_on_rare_classes(job: Job) -> str:
+    """Return the advice with which rare classes are predicted more often."""
+    if job.config.has_attention:
+        return "lower the threshold"
+    return "give rare classes more weight"
+
+
 def _choose_weight_setting(job: Job) -> tuple[Setting, ...]:
-    """Return the setting that weights rare classes, if the job has no weights."""
+    """Return the setting that favours rare classes; () if the job favours them.
+
+    This is their weight, or the threshold if an encoder is tuned.
+    """
+    if job.config.has_attention:
+        threshold = job.config.model.attention.threshold
+        return (
+            Setting.of(
+                "model",
+                "attention",
+                "threshold",
+                value=round(threshold / 2, 4),
+                current=threshold,
+            ),
+        )
     current = job.config.model.classifier.class_weights
     if current == "balanced":
         return ()
@@ -185,7 +206,7 @@ def _find_rare_phenotypes(
         f"({list_names(list(rare))}) "
         f"{'is' if len(rare) == 1 else 'are'} present in fewer than "
         f"{RARE_PATIENTS} training patients, or in under {RARE_SHARE:.0%}",
-        "label more patients who have them, or give rare classes more weight",
+        f"label more patients who have them, or {_advise_on_rare_classes(job)}",
         evidence=(
             Evidence(
                 f"training patients: {list_names(numbers)}",

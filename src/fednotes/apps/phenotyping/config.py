@@ -127,10 +127,9 @@ class Config(Averaging):
 
         if self.has_attention:
             raise ConfigError(
-                '[privacy] does not support representation = "attention": at the '
-                "server, the first parameters come from the sites, and training with "
-                'noise has to know them before; set model.representation = "none" or '
-                '"learn"'
+                '[privacy] does not support representation = "attention", because the '
+                "server does not have the encoder from which the first parameters "
+                'follow: set model.representation = "learn" or "none"'
             )
         classifier = self.model.classifier
         has_given_representation = self.model.representation not in ("learn", "none")
