@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fednotes.apps.phenotyping.cohort import SitePatients
+from fednotes.apps.phenotyping.phenotyper import ATTENTION
 from fednotes.core.parsing import as_mapping
 from fednotes.core.wording import format_count, list_names
 from fednotes.jobs.causes import Cause, Evidence, Importance, Setting, limit_importance
@@ -130,7 +131,7 @@ def _find_single_classes(where: str, by_disease: Mapping[str, Any]) -> Iterator[
 
 def _advise_on_rare_classes(job: Job) -> str:
     """Return the advice with which rare classes are predicted more often."""
-    if job.config.has_attention:
+    if job.config.model.representation == ATTENTION:
         return "lower the threshold"
     return "give rare classes more weight"
 
@@ -140,7 +141,7 @@ def _choose_weight_setting(job: Job) -> tuple[Setting, ...]:
 
     This is their weight, or the threshold if an encoder is tuned.
     """
-    if job.config.has_attention:
+    if job.config.model.representation == ATTENTION:
         threshold = job.config.model.attention.threshold
         return (
             Setting.of(

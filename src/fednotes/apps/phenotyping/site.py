@@ -610,8 +610,9 @@ class Site(MethodSite):
             self.prepare(self._make_tensors_to_prepare(initial, agreed))
             if self.config.has_stage_1:
                 # Features depend on the network that is trained.
-                model = self._require_classifiers().model
-                model.network = self.model
+                network = self._require_code_learner().network
+                assert isinstance(network, Dan)
+                self._require_classifiers().model.network = network
 
         patients = self.data.train.patients
         self.rows_by_stage = np.array(

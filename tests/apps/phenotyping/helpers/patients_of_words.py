@@ -60,6 +60,7 @@ def make_cohort(bert: Path, site: str, number: int, seed: int) -> Cohort:
         np.int8,
     )
     labels[np.random.default_rng(seed).random(number) < 0.1] = -1
+    labels[3] = -1
     return Cohort(site, tuple(notes), sub_words(bert, notes), labels, ILLNESSES)
 
 
