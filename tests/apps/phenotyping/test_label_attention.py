@@ -17,13 +17,14 @@ from patients_of_words import (
     SMALL,
     attention_config,
     features_of,
+    make_cohort,
     sites_of_words,
     sub_words,
     write_notes,
 )
 from tiny_models import WORDS
 
-from fednotes.apps.phenotyping.cohort import SubWords, Vectors
+from fednotes.apps.phenotyping.cohort import SitePatients, SubWords, Vectors
 from fednotes.apps.phenotyping.label_attention import (
     AttentionConfig,
     LabelAttention,
@@ -339,6 +340,29 @@ def test_sites_are_weighted_by_their_labelled_patients(bert: Path) -> None:
             for state, size in zip(single, sizes, strict=True)
         )
         assert torch.equal(value, (total / sum(sizes)).float()), name
+
+
+def test_a_federation_learns_phenotypes_from_words(bert: Path) -> None:
+    """The notes name the diseases, among other words and in random order."""
+    space = features_of(bert).space
+    data = [
+        SitePatients(
+            name,
+            space,
+            *(
+                make_cohort(bert, name, size, 10 * at + part, longest=8)
+                for part, size in enumerate((60, 12, 20))
+            ),
+            {},
+        )
+        for at, name in enumerate("abc")
+    ]
+    config = attention_config(cycles=12, keep_cycle=-1, warmup=0.0, seed=2)
+    config = METHOD.configure(config, data)
+    sites = [Site(each, config) for each in data]
+    METHOD.train(InProcess(sites), config)
+    areas = [site.scores["ranking"]["auroc"] for site in sites]
+    assert np.mean(areas) > 0.9
 
 
 def test_the_threshold_decides_what_is_present(bert: Path) -> None:

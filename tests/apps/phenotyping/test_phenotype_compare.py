@@ -141,7 +141,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at site 's0'"):
         compared(mine, side(run, (relabelled_site, sites[1]), "federated"), 10)
     Phenotyper(SPACE, idf=np.ones(VOCABULARY)).save(run / "pooled/model")
-    with pytest.raises(DataError, match="ends with stage 1"):
+    with pytest.raises(DataError, match="predicts codes and no phenotypes"):
         compared(mine, side(run, sites, "pooled"), 10)
     bare = tuple(replace(site, test=site.test.take([])) for site in sites)
     with pytest.raises(DataError, match="no test patient is labelled"):

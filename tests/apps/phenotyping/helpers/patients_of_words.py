@@ -39,22 +39,32 @@ def sub_words(bert: Path, notes: Mapping[str, Sequence[str]]) -> SubWords:
     return values
 
 
-def write_notes(site: str, number: int, seed: int) -> dict[str, list[str]]:
-    """Return up to three notes of each patient; a few patients have none."""
+def write_notes(
+    site: str, number: int, seed: int, longest: int = 19
+) -> dict[str, list[str]]:
+    """Return up to three notes of each patient; a few patients have none.
+
+    Args:
+        site: Name of the site.
+        number: Number of patients.
+        seed: Seed of the words.
+        longest: Most words of a note.
+    """
     rng = np.random.default_rng(seed)
     return {
         f"{site}-{seed}-{row}": [
-            " ".join(rng.choice(WORDS, int(rng.integers(1, 20))))
+            " ".join(rng.choice(WORDS, int(rng.integers(1, longest + 1))))
             for _ in range(int(rng.integers(4)))
         ]
         for row in range(number)
     }
 
 
-def make_cohort(bert: Path, site: str, number: int, seed: int) -> Cohort:
-    """Return patients with the diseases that their notes name; one in ten is
-    unlabelled."""
-    notes = write_notes(site, number, seed)
+def make_cohort(
+    bert: Path, site: str, number: int, seed: int, longest: int = 19
+) -> Cohort:
+    """Return patients with the diseases that their notes name; some are unlabelled."""
+    notes = write_notes(site, number, seed, longest)
     labels = np.array(
         [[word in " ".join(texts) for word in ILLNESSES] for texts in notes.values()],
         np.int8,
