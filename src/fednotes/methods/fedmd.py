@@ -39,6 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednotes.core.cleaning import clean
 from fednotes.core.counts import scale_sum
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, State
@@ -789,8 +790,8 @@ def _require_same_public_notes(sites: Sequence[SiteData]) -> None:
         if site.public.digest != first.public.digest:
             raise ConfigError(
                 f"sites {first.id!r} and {site.id!r} have different public notes "
-                f"(SHA-256 {first.public.digest[:12]} and {site.public.digest[:12]}): "
-                "give every site the same file"
+                f"(SHA-256 {clean(first.public.digest)[:12]} and "
+                f"{clean(site.public.digest)[:12]}): give every site the same file"
             )
 
 
