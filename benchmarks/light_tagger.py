@@ -45,7 +45,6 @@ from scratch import scratch
 
 JOB: dict[str, Any] = {
     "method": "fedner",
-    "conditions": ["alone"],
     "model": {"tagger": "hash-cnn"},
     "training": {"learning_rate": 0.002, "batch_size": 32},
 }
@@ -145,23 +144,33 @@ def draw(parts: Parts, train: int, seed: int, judge: str) -> Parts:
 
 def train_ours(parts: Parts, epochs: int, seed: int) -> Finder:
     """Train a site alone, as `fednotes simulate` does."""
+    training = JOB["training"] | {"epochs": epochs, "patience": epochs}
     with scratch() as path:
-        files = {part: str(path / f"{part}.jsonl") for part in parts}
-        for part, documents in parts.items():
-            jsonl.write(documents, Path(files[part]))
-        training = JOB["training"] | {"epochs": epochs, "patience": epochs}
-        # spaCy keeps training sentences that occur in another part, too.
-        site = files | {"repeats": "keep"}
-        changes = {"seed": seed, "training": training, "sites": {"here": site}}
-        job = fn.job(JOB | changes)
-        fn.simulate(job, path / "out")
-        folders = (path / "out" / "alone").glob("**/model")
-        model = fn.load(next(folder for folder in sorted(folders) if folder.is_dir()))
+        folder = train_alone(JOB | {"seed": seed, "training": training}, parts, path)
+        model = fn.load(folder)
     assert isinstance(model, fn.MentionModel)
     return lambda texts: [document.spans for document in model.stream(texts, batch=256)]
 
 
+def train_alone(job: dict[str, Any], parts: Parts, path: Path) -> Path:
+    """Train a site alone; return the folder of its model."""
+    files = {part: str(path / f"{part}.jsonl") for part in parts}
+    for part, documents in parts.items():
+        jsonl.write(documents, Path(files[part]))
+    # spaCy keeps training sentences that occur in another part, too.
+    site = files | {"repeats": "keep"}
+    table = job | {"conditions": ["alone"], "sites": {"here": site}}
+    fn.simulate(fn.job(table), path / "out", workers=1)
+    folders = (path / "out" / "alone").glob("**/model")
+    return next(folder for folder in sorted(folders) if folder.is_dir())
+
+
 def train_spacy(parts: Parts, epochs: int, seed: int) -> Finder:
+    """Train a blank English pipeline's `ner`; return what finds mentions with it."""
+    return finder_of(train_spacy_pipeline(parts, epochs, seed))
+
+
+def train_spacy_pipeline(parts: Parts, epochs: int, seed: int) -> Any:
     """Train a blank English pipeline's `ner` with the settings of spaCy's default."""
     import spacy
     from spacy.schemas import ConfigSchemaTraining
@@ -174,10 +183,7 @@ def train_spacy(parts: Parts, epochs: int, seed: int) -> Finder:
     settings = registry.resolve(
         nlp.config.interpolate()["training"], schema=ConfigSchemaTraining
     )
-
-    def find(texts: Texts) -> list[list[Span]]:
-        return [spans_of(doc) for doc in nlp.pipe(texts, batch_size=256)]
-
+    find = finder_of(nlp)
     examples = [example_of(Example, nlp, document) for document in parts["train"]]
     optimizer = nlp.initialize(lambda: examples, sgd=settings["optimizer"])
     order = random.Random(seed)
@@ -189,8 +195,12 @@ def train_spacy(parts: Parts, epochs: int, seed: int) -> Finder:
         score = f1(parts["valid"], find)
         if score > best_score:
             best_score, best_weights = score, nlp.to_bytes()
-    nlp.from_bytes(best_weights)
-    return find
+    return nlp.from_bytes(best_weights)
+
+
+def finder_of(nlp: Any) -> Finder:
+    """Return a function that finds mentions with a pipeline of spaCy."""
+    return lambda texts: [spans_of(doc) for doc in nlp.pipe(texts, batch_size=256)]
 
 
 def example_of(kind: Any, nlp: Any, document: Document) -> Any:

@@ -1,0 +1,186 @@
+"""Notes per second of `fednotes predict` and of other programs, on two cores.
+
+    python benchmarks/notes.py [--notes 8000] [--tuned-notes 400] [--only tagger]
+
+Three comparisons read the same generated notes:
+
+    tagger      the light tagger `hash-cnn`, and the `ner` of spaCy with its default
+                settings, both trained on the same generated sentences;
+                `nlp.pipe(n_process=2)`
+    classifier  a token classifier with MiniLM, and transformers' pipeline with the
+                exported model in batches of 32 and with two threads
+    concepts    the phenotypes of patients by the concepts in their notes, and spaCy's
+                PhraseMatcher with the same terms (`nlp.pipe(n_process=2)`)
+
+fednotes runs as a whole command with two workers: its seconds include the start of
+Python and of the workers, and reading and writing files. The other programs are timed
+from texts in memory to mentions in memory; their processes start in that time.
+
+Seconds are wall-clock seconds, so use an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fednotes as fn
+from fednotes.apps.phenotyping.synthetic import build_synthetic_dictionary
+from fednotes.data.split import make_sentence_documents
+from fednotes.data.synthetic import generate
+
+sys.path.append(str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parent / "helpers"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+import light_tagger
+import mimic
+import predict_workers
+from command_runs import measure_command
+from scratch import scratch
+
+WORKERS = 2
+SENTENCES = 2_000  # that the taggers learn from
+TUNED_SENTENCES = 200  # that the token classifier learns from
+EPOCHS = 3
+PIPELINE_BATCH = 32
+TEXTS_OF_A_NOTE = 4
+
+
+def main() -> None:
+    comparisons: dict[str, Callable[[Path, argparse.Namespace], float]] = {
+        "tagger": compare_taggers,
+        "classifier": compare_classifiers,
+        "concepts": compare_concepts,
+    }
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--notes", type=int, default=8_000)
+    parser.add_argument(
+        "--tuned-notes", type=int, default=400, help="notes of the token classifier"
+    )
+    parser.add_argument("--only", choices=[*comparisons], nargs="+")
+    options = parser.parse_args()
+    if find_spec("spacy") is None:
+        print("left out: pip install 'fednotes[spacy]'")
+        return
+    for name in options.only or comparisons:
+        with scratch() as folder:
+            ratio = comparisons[name](folder, options)
+        other = "transformers" if name == "classifier" else "spaCy"
+        print(f"notes-{name} ratio={ratio:.2f} against {other}", flush=True)
+
+
+def compare_taggers(folder: Path, options: argparse.Namespace) -> float:
+    """Return how many times as fast the light tagger is as spaCy's `ner`."""
+    parts = generate_parts(SENTENCES)
+    training = light_tagger.JOB["training"] | {"epochs": EPOCHS}
+    job = light_tagger.JOB | {"seed": 1, "training": training}
+    model = light_tagger.train_alone(job, parts, folder)
+    nlp = light_tagger.train_spacy_pipeline(parts, EPOCHS, 1)
+    path, texts = write_notes(folder, options.notes)
+    ours = predict_with_workers(model, path, len(texts))
+    return ours / pipe_through_spacy(nlp, texts)
+
+
+def compare_classifiers(folder: Path, options: argparse.Namespace) -> float:
+    """Return how many times as fast a token classifier is as transformers' pipeline."""
+    # Imported here, because the other comparisons run without this application.
+    from fednotes.apps.serving.exports import export
+
+    job = {"method": "finetune", "seed": 1, "training": {"cycles": 2}}
+    model = light_tagger.train_alone(job, generate_parts(TUNED_SENTENCES), folder)
+    export(model, "hf", folder / "hf")
+    path, texts = write_notes(folder, options.tuned_notes)
+    ours = predict_with_workers(model, path, len(texts))
+    return ours / run_pipeline(folder / "hf", texts)
+
+
+def compare_concepts(folder: Path, options: argparse.Namespace) -> float:
+    """Return how many times as fast concepts are found as by spaCy's PhraseMatcher."""
+    import spacy
+    from spacy.matcher import PhraseMatcher
+
+    corpus = mimic.write_corpus(folder, options.notes)
+    model = mimic.train_model(folder / "run")
+    ours = predict_with_workers(model, corpus.notes, options.notes)
+
+    nlp = spacy.blank("en")
+    matcher = PhraseMatcher(nlp.vocab, attr="LOWER")
+    matcher.add("concept", list(nlp.pipe(build_synthetic_dictionary().terms)))
+
+    def find_phrases(doc: Any) -> Any:
+        doc.set_ents(spacy.util.filter_spans(matcher(doc, as_spans=True)))
+        return doc
+
+    spacy.Language.component("phrases", func=find_phrases)
+    nlp.add_pipe("phrases")
+    with gzip.open(corpus.notes, "rt", encoding="utf-8", newline="") as file:
+        texts = [row["TEXT"] for row in csv.DictReader(file)]
+    return ours / pipe_through_spacy(nlp, texts)
+
+
+def generate_parts(sentences: int) -> light_tagger.Parts:
+    """Return the generated sentences of one site."""
+    data = generate(num_sites=1, sentences_per_site=sentences, seed=1)[0].data
+    parts = {"train": data.train, "valid": data.valid, "test": data.test}
+    return {part: list(make_sentence_documents(some)) for part, some in parts.items()}
+
+
+def write_notes(folder: Path, number: int) -> tuple[Path, list[str]]:
+    """Write generated notes; return their file and their texts."""
+    path = folder / "notes.jsonl"
+    characters = predict_workers.write_notes(path, number, TEXTS_OF_A_NOTE)
+    print(f"{number:,} notes of {characters:,.0f} characters on average")
+    return path, [document.text for document in fn.read(path)]
+
+
+def predict_with_workers(model: Path, notes: Path, number: int) -> float:
+    """Return the notes per second of `fednotes predict` with workers."""
+    out = notes.parent / "predicted.jsonl"
+    words = ["predict", str(model), str(notes), "--out", str(out)]
+    run = measure_command([*words, "--workers", str(WORKERS)])
+    print(f"fednotes: {run.describe(number)}", flush=True)
+    return number / run.seconds
+
+
+def pipe_through_spacy(nlp: Any, texts: list[str]) -> float:
+    """Return the notes per second of spaCy's `nlp.pipe` with as many processes."""
+    start = time.perf_counter()
+    mentions = sum(
+        len(doc.ents) for doc in nlp.pipe(texts, batch_size=256, n_process=WORKERS)
+    )
+    return describe("spaCy", len(texts), time.perf_counter() - start, mentions)
+
+
+def run_pipeline(folder: Path, texts: list[str]) -> float:
+    """Return the notes per second of transformers' pipeline of an exported model."""
+    from transformers import logging, pipeline
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(WORKERS)
+    find = pipeline("token-classification", str(folder), aggregation_strategy="first")
+    start = time.perf_counter()
+    with warnings.catch_warnings(action="ignore"):
+        rows = find(texts, batch_size=PIPELINE_BATCH)
+    seconds = time.perf_counter() - start
+    return describe("transformers", len(texts), seconds, sum(map(len, rows)))
+
+
+def describe(program: str, notes: int, seconds: float, mentions: int) -> float:
+    """Print what another program has done; return its notes per second."""
+    speed = notes / seconds
+    print(f"{program}: {seconds:.1f} s, {speed:.0f} notes/s, {mentions:,} mentions")
+    return speed
+
+
+if __name__ == "__main__":
+    main()
