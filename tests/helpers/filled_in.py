@@ -4,7 +4,7 @@ FILLED_IN = frozenset(
     {
         "min_sites",
         "model",
-        "of_sites",
+        "site_configs",
         "phenotypes",
         "platforms",
         "privacy",

@@ -153,10 +153,10 @@ def fedmd_case(bert: Path) -> Case:
         public_sentences=6,
         seed=3,
     )
-    of_sites = {name: replace(base, model=own) for name, own in own_models.items()}
+    site_configs = {name: replace(base, model=own) for name, own in own_models.items()}
     public = PublicNotes.of(mentions("public", 9, 8).train)
     sites = [replace(site, public=public) for site in documents()]
-    settings = settings_of(fedmd, replace(base, of_sites=of_sites))
+    settings = settings_of(fedmd, replace(base, site_configs=site_configs))
     # A site's predictions follow from its notes: which of them are in which batch
     # changes little, so secret draws hide little.
     return Case(fedmd.METHOD, settings, sites, "predict", True, BY_BERT, 0.05)

@@ -313,7 +313,7 @@ def test_alone_and_pooled_train_for_as_many_epochs_as_the_federation(
     sites = three_sites()
     config = configured(sites, rounds=2, first_epochs=2, local_epochs=3)
     own = replace(config, first_epochs=4)
-    config = replace(config, of_sites={"b": own})
+    config = replace(config, site_configs={"b": own})
     alone = fedmd.METHOD.configure_alone(config, sites)
     assert [each.first_epochs for each in alone] == [8, 10, 8]
     assert all(each.rounds == 0 for each in alone)

@@ -55,7 +55,7 @@ PLACE_KEYS = frozenset(
     }
 )
 # Keys of [sites.NAME] that describe a site's training, not its notes.
-OWN_TABLES = ("model", "training")
+SITE_TABLES = ("model", "training")
 # Keys of a job file that only a simulation uses, and that real sites do not receive.
 _NOT_DECLARED = frozenset({"conditions", "left_out"})
 # Tables of a job file that only a simulation supports, with the reasons.

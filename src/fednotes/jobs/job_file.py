@@ -469,9 +469,9 @@ class _TableReader:
         values["model"] = self._read_model(self.table.get("model", {}), "model")
 
         config: Any = build(self.method.config_class, values, place)
-        of_sites = dict(self._read_settings_of_sites(values))
-        if of_sites:
-            config = replace(config, of_sites=of_sites)
+        site_configs = dict(self._read_settings_of_sites(values))
+        if site_configs:
+            config = replace(config, site_configs=site_configs)
         if privacy is not None and self.method.dp is not None:
             with naming_place(place, ConfigError):
                 self.method.dp.require_settings(config)

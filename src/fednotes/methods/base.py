@@ -41,7 +41,7 @@ class Method(ABC):
         site_keys: The keys of [training] that each site may set for itself, in
             [sites.NAME.training]. If there are any, a site may also have another kind
             of model than the others, in [sites.NAME.model], and `config_class` has the
-            field `of_sites` for the settings of these sites.
+            field `site_configs` for the settings of these sites.
         training_tasks: The tasks whose metrics are a "loss" summed over "examples".
         dp: Support for training with differential privacy; None if there is none.
         no_dp_reason: Why `dp` is None.
@@ -303,5 +303,5 @@ def list_models_of_sites(config: Any) -> list[Any]:
     Args:
         config: The settings of a method.
     """
-    own: Mapping[str, Any] = getattr(config, "of_sites", {})
-    return [config.model, *(each.model for each in own.values())]
+    site_configs: Mapping[str, Any] = getattr(config, "site_configs", {})
+    return [config.model, *(each.model for each in site_configs.values())]

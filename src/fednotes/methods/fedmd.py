@@ -121,7 +121,7 @@ class Config:
         tags: The complete tag set, the union over the sites. A job fills it in.
         shared_types: The types that two or more sites annotate. A job fills it in.
         public_words: Number of public words; 0 if unknown. A job fills it in.
-        of_sites: Settings of the sites that have their own. A job fills it in.
+        site_configs: Settings of the sites that have their own. A job fills it in.
     """
 
     model: FilledIn[ModelConfig] = field(default_factory=TaggerConfig)
@@ -142,7 +142,7 @@ class Config:
     tags: FilledIn[TagSet] = field(default_factory=lambda: TagSet(()))
     shared_types: FilledIn[tuple[str, ...]] = ()
     public_words: FilledIn[int] = 0
-    of_sites: FilledIn[Mapping[str, Any]] = field(default_factory=dict)
+    site_configs: FilledIn[Mapping[str, Any]] = field(default_factory=dict)
 
     # `LocalTrainer` has two further settings, which this method does not use.
 
@@ -163,7 +163,7 @@ class Config:
 
     def for_site(self, site: str) -> Config:
         """Return the settings of one site, with the facts that concern all sites."""
-        own: Config = self.of_sites.get(site, self)
+        own: Config = self.site_configs.get(site, self)
         return replace(
             own,
             rounds=self.rounds,
@@ -171,7 +171,7 @@ class Config:
             tags=self.tags,
             shared_types=self.shared_types,
             public_words=self.public_words,
-            of_sites={},
+            site_configs={},
         )
 
 
@@ -348,20 +348,20 @@ class Site(MentionSite):
     config: Config
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
-        own_config = config.for_site(data.id)
-        model = own_config.model.for_types(data.tags.types)
-        own_config = replace(own_config, model=model)
-        super().__init__(data, own_config, data.tags, **options)
+        site_config = config.for_site(data.id)
+        model = site_config.model.for_types(data.tags.types)
+        site_config = replace(site_config, model=model)
+        super().__init__(data, site_config, data.tags, **options)
         self.shared = {}
         self.private = self.model.trainable()
         self.parameters: dict[str, Tensor] = dict(self.private)
         self.rounds = 0
         self.steps = 0
         self.best = Best(
-            keeps_tensors=own_config.select == "best", later="at zero", lowest=-1.0
+            keeps_tensors=site_config.select == "best", later="at zero", lowest=-1.0
         )
         self.public_set: PreparedCorpus | None = None
-        if own_config.rounds:
+        if site_config.rounds:
             self.public_set = self._prepare_public_notes(options)
 
     def _prepare_public_notes(self, options: Mapping[str, Any]) -> PreparedCorpus:
@@ -728,7 +728,7 @@ class FedMD(Method):
                 'conditions = ["alone", "federated"]'
             )
         together = pool_documents(source)
-        pooled = replace(_merge_rounds(config), tags=together.tags, of_sites={})
+        pooled = replace(_merge_rounds(config), tags=together.tags, site_configs={})
         return (together,), pooled
 
     def plan_rounds(self, config: Config, sizes: Sequence[int]) -> tuple[int, int]:

@@ -42,7 +42,7 @@ from fednotes.core.tables import compare_tables, fingerprint_table
 from fednotes.engines.launch import Setup
 from fednotes.jobs.audit_result import AUDIT, Audit, read_audit
 from fednotes.jobs.declaration import (
-    OWN_TABLES,
+    SITE_TABLES,
     make_table_to_approve,
     parse_declared,
 )
@@ -133,7 +133,7 @@ def _list_own_settings(kit: Path, table: dict[str, Any]) -> Iterator[str]:
     with suppress(FednotesError):  # an invalid job is refused when it begins
         job = parse_declared(table, kit, "job")
         data = select_data(read_kit_site_file(kit), job.data)
-        own = {key: data[key] for key in OWN_TABLES if key in data}
+        own = {key: data[key] for key in SITE_TABLES if key in data}
         if job.module.site_keys:
             for difference in compare_tables({}, own):
                 yield difference[2:]  # without the sign of an addition

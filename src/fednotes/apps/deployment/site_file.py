@@ -40,7 +40,7 @@ from fednotes.core.settings import (
 from fednotes.core.store import write_text
 from fednotes.jobs import kinds
 from fednotes.jobs.declaration import (
-    OWN_TABLES,
+    SITE_TABLES,
     drop_places,
     load_declared,
     parse_declared,
@@ -287,7 +287,7 @@ def parse_site_job(declared: Mapping[str, Any], site: str, file: SiteFile) -> Jo
 
     data = select_data(file, job.data)
     if not job.module.site_keys:  # the method trains one model at all sites
-        data = {key: value for key, value in data.items() if key not in OWN_TABLES}
+        data = {key: value for key, value in data.items() if key not in SITE_TABLES}
     names_notes = any(data.get(key) for key in job.kind.source_keys)
     if not names_notes:
         raise ConfigError(

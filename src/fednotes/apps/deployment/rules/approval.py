@@ -51,7 +51,7 @@ from fednotes.core.tables import (
     copy_json_value,
     fingerprint_table,
 )
-from fednotes.jobs.declaration import OWN_TABLES
+from fednotes.jobs.declaration import SITE_TABLES
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, join_parts, need_cryptography
 
 if TYPE_CHECKING:
@@ -643,5 +643,5 @@ def _select_settings(table: Table, site: str) -> dict[str, Any]:
         site_tables = {}
     site_table = site_tables.get(site) or {}
     if isinstance(site_table, Mapping):
-        site_table = {k: v for k, v in site_table.items() if k not in OWN_TABLES}
+        site_table = {k: v for k, v in site_table.items() if k not in SITE_TABLES}
     return {"sites": {site: site_table}, "seed": job.get("seed", 0)}
