@@ -50,7 +50,7 @@ from scratch import scratch
 
 WORKERS = 2
 SENTENCES = 2_000  # that the taggers learn from
-TUNED_SENTENCES = 200  # that the token classifier learns from
+TUNED_SENTENCES = 600  # that the token classifier learns from
 EPOCHS = 3
 PIPELINE_BATCH = 32
 TEXTS_OF_A_NOTE = 4
@@ -96,7 +96,7 @@ def compare_classifiers(folder: Path, options: argparse.Namespace) -> float:
     # Imported here, because the other comparisons run without this application.
     from fednotes.apps.serving.exports import export
 
-    job = {"method": "finetune", "seed": 1, "training": {"cycles": 2}}
+    job = {"method": "finetune", "seed": 1, "training": {"cycles": 4}}
     model = light_tagger.train_alone(job, generate_parts(TUNED_SENTENCES), folder)
     export(model, "hf", folder / "hf")
     path, texts = write_notes(folder, options.tuned_notes)
