@@ -372,15 +372,30 @@ def test_a_site_refuses_a_consensus_on_other_words() -> None:
         site.train(wrong, round=1)
 
 
-@pytest.mark.parametrize("wrong", [-0.5, 2.5])
-def test_a_sum_of_other_numbers_than_probabilities_is_refused(wrong: float) -> None:
-    """Without this, each site would refuse the server's mean and blame the server."""
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("posteriors", -0.5),
+        ("posteriors", 1.5),
+        ("annotated", -1.0),
+        ("annotated", 0.9),
+        ("annotated", 5.0),
+    ],
+)
+def test_a_sum_of_other_numbers_than_probabilities_is_refused(
+    name: str, wrong: float
+) -> None:
+    """Without this, each site would refuse the server's mean and blame the server, or
+    one site could make the mean of a type as small as it wants."""
     config = configured(three_sites())
-    posteriors = torch.full((config.public_words, 4), 0.5)
-    posteriors[3, 2] = wrong
-    sent = Update({"posteriors": posteriors, "annotated": torch.full((2,), 2.0)})
+    tensors = {
+        "posteriors": torch.full((config.public_words, 4), 0.5),
+        "annotated": torch.ones(2),
+    }
+    compute_consensus(Total.of([Update(tensors)]), config)
+    tensors[name].flatten()[1] = wrong
     with pytest.raises(TrainingError, match="a site sent other numbers"):
-        compute_consensus(Total.of([sent]), config)
+        compute_consensus(Total.of([Update(tensors)]), config)
 
 
 def test_types_of_other_sites_cannot_make_a_site_send_too_much(

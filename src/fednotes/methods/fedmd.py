@@ -227,7 +227,9 @@ def compute_consensus(total: Total, config: Config) -> dict[str, Tensor]:
     total.require({POSTERIORS: (words, len(tags)), ANNOTATED: (types,)})
     sites = total.tensors[ANNOTATED].double()
     per_tag = sites.repeat_interleave(len(tags) // types)
-    if not bool(((sums >= 0) & (sums <= per_tag)).all()):
+    is_count = (sites >= 0) & (sites <= total.sites) & (sites == sites.round())
+    is_probability = (sums >= 0) & (sums <= per_tag)
+    if not bool(is_count.all() & is_probability.all()):
         raise TrainingError(
             "the sum of the sites' predictions is not a sum of probabilities: a site "
             "sent other numbers"
