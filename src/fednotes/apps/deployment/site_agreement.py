@@ -40,7 +40,7 @@ from fednotes.training.site_sampling import count_drawn_sites
 AGREE = "agree"
 DESCRIBE = "@describe"
 SCORES = "@scores"
-MAX_TYPES = 1000  # entity types that sites annotate and the job does not name
+MAX_TYPES = 100  # entity types that sites annotate and the job does not name
 _MAX_BYTES = 2**20
 _MAX_WIDTH = 2**40  # features of patients; PyTorch refuses a model of 2**62
 
@@ -339,10 +339,11 @@ def _require_annotated(types: Iterable[str], descriptions: Descriptions) -> None
 def _require_listed_or_few_types(job: Job, descriptions: Descriptions) -> None:
     """Raise ConfigError if sites add entity types that the job does not list.
 
-    A model has a parameter for each pair of types, so one site could exhaust the memory
-    of all other sites and of the server. A person at each site has approved the types
-    that the job lists. If it lists all types, no site may have others; otherwise, the
-    sites may add `MAX_TYPES`.
+    A model has a parameter for each pair of types, and with soft targets a site keeps a
+    number for each pair and sentence. One site could therefore exhaust the memory of
+    all other sites and of the server. A person at each site has approved the types that
+    the job lists. If it lists all types, no site may have others; otherwise, the sites
+    may add `MAX_TYPES`.
     """
     if job.data != "documents":
         return
