@@ -134,8 +134,8 @@ def test_the_best_candidates_give_the_mentions_of_all_candidates(
     assert len(best) < len(candidates)
     np.testing.assert_array_equal(best_scores, score_spans(probabilities, best))
     np.testing.assert_array_equal(
-        choose_spans(best, best_scores, (2, 7)),
-        choose_spans(candidates, scores, (2, 7)),
+        choose_spans(best, best_scores, 2),
+        choose_spans(candidates, scores, 2),
     )
 
 
@@ -174,12 +174,12 @@ def test_a_span_is_chosen_unless_it_overlaps_a_better_one() -> None:
         + [(1, 1, 4, 0), (1, 3, 5, 1)]
     )
     scores = np.array([0.6, 0.9, 0.7, 0.5, 0.8, 0.8, 0.8])
-    chosen = choose_spans(candidates, scores, (2, 6))
+    chosen = choose_spans(candidates, scores, 2)
     expected = [(0, 1, 4, 1), (1, 1, 4, 0), (0, 5, 6, 0)]
     assert list(map(tuple, chosen.tolist())) == expected
-    assert choose_spans(candidates[:0], scores[:0], (2, 6)).shape == (0, 4)
+    assert choose_spans(candidates[:0], scores[:0], 2).shape == (0, 4)
     left, right = (0, 0, 2, 1), (0, 1, 3, 0)
-    tied = choose_spans(np.array([right, left]), np.ones(2), (1, 3))
+    tied = choose_spans(np.array([right, left]), np.ones(2), 1)
     assert tied.tolist() == [list(left)]
 
 
