@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from false_postgresql import Answers, false_server
 from note_databases import NOTE_COLUMNS, NOTE_DDL, fill_sqlite, note_row
 from postgres import PASSWORD, Postgres
 
@@ -402,3 +403,57 @@ def test_a_server_that_does_not_prove_itself_gets_no_password(
         thread.join()
     assert SECRET.encode() not in b"".join(received)
     assert SECRET not in str(refused.value)
+
+
+def test_notes_of_the_false_server_of_these_tests_are_read() -> None:
+    pytest.importorskip("psycopg")
+    with false_server(Answers()) as address:
+        (note,) = read_notes(NoteDatabase(address, "SELECT 1"), column="note_text")
+    assert (note.id, note.text) == ("1", "Took aspirin.")
+
+
+@pytest.mark.parametrize("number", [1, 3, 400])
+def test_a_server_that_sends_other_columns_than_announced_crashes_nothing(
+    number: int,
+) -> None:
+    """psycopg would read beyond the end of a list, which ended the process."""
+    pytest.importorskip("psycopg")
+    names = tuple(f"c{place}" for place in range(number))
+    answers = Answers(sent=names, row=names)
+    program = (
+        "import sys\n"
+        "from fednotes.core.errors import DataError\n"
+        "from fednotes.data.notes import NoteDatabase, read_notes\n"
+        "try:\n"
+        "    list(read_notes(NoteDatabase(sys.argv[1], 'SELECT 1')))\n"
+        "except DataError as error:\n"
+        "    print(error)\n"
+    )
+    with false_server(answers) as address:
+        done = subprocess.run(
+            [sys.executable, "-c", program, address],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "sends other columns than it announced" in done.stdout
+
+
+BAD_ANSWERS = {
+    "no version": Answers(version="Took aspirin."),
+    "a number": Answers(types=(23,), row=("Took aspirin.", "x")),
+    "a date": Answers(types=(1184,), row=("Took aspirin.", "x")),
+    "a document": Answers(types=(114,), row=("[" * 100_000, "x")),
+    "a code": Answers(code="Took aspirin."),
+}
+
+
+@pytest.mark.parametrize("answers", BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
+def test_an_answer_that_cannot_be_read_is_not_quoted(answers: Answers) -> None:
+    pytest.importorskip("psycopg")
+    with false_server(answers) as address:
+        with pytest.raises(DataError) as caught:
+            list(read_notes(NoteDatabase(address, "SELECT 1")))
+        assert str(caught.value).startswith(f"{address}: ")
+        assert "aspirin" not in str(caught.value)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +22,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from fednotes.core import bounds
-from fednotes.core.errors import ConfigError, DataError, needs
+from fednotes.core.errors import ConfigError, DataError, FednotesError, needs
 
 if TYPE_CHECKING:
     import sqlite3
 
     from sqlalchemy import Connection, Engine
-    from sqlalchemy.exc import SQLAlchemyError
 
 EXTRA: Final = "database"
 # A path may be "C:/notes", so the name of a scheme has at least two letters. A `Path`
@@ -54,6 +54,7 @@ _STEPS_BETWEEN_CHECKS = 1_000_000
 # a table takes a few for each of its bytes.
 _MIN_STEPS = 10**9
 _STEPS_PER_BYTE = 1000
+_SQLSTATE = re.compile("[0-9A-Z]{5}")
 _READ_ONLY_SESSION = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
 
 
@@ -276,7 +277,10 @@ class DatabaseAddress:
             import sqlalchemy as sa
         engine = self._make_engine(writes=writes)
         try:
-            with self._naming_errors("connect to the database"):
+            with (
+                self._naming_errors("connect to the database"),
+                self.reading_answers(),
+            ):
                 connection = self._open_connection(engine)
                 is_postgresql = engine.dialect.name == "postgresql"
                 if is_postgresql and not writes:
@@ -319,13 +323,34 @@ class DatabaseAddress:
         Raises:
             DataError: The driver raised an error.
         """
-        from sqlalchemy.exc import SQLAlchemyError
-
         try:
             yield
-        except SQLAlchemyError as error:
+        except _list_driver_errors() as error:
             message = _describe_cause(error)
             raise DataError(f"{self}: cannot {action}: {message}") from None
+
+    @contextmanager
+    def reading_answers(self) -> Iterator[None]:
+        """Turn errors of Python that an answer of the server causes into a DataError.
+
+        A server can send anything in place of its version, a number or a date. The
+        driver then raises various errors, whose messages may quote a note.
+
+        Raises:
+            DataError: An answer cannot be read.
+        """
+        try:
+            yield
+        except (FednotesError, MemoryError):
+            raise
+        except _list_driver_errors():
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{self}: an answer of the database cannot be read "
+                f"({type(error).__name__}): check that this is a PostgreSQL server, "
+                "its encoding and DateStyle, or convert values to text in a query"
+            ) from None
 
     def _make_engine(self, *, writes: bool) -> Engine:
         """Return an engine that keeps no connection and shows no parameters."""
@@ -496,13 +521,23 @@ def _require_known_scheme(text: str, where: str) -> None:
         raise ConfigError(f"{where} is not one that fednotes reads: write {_EXAMPLES}")
 
 
-def _describe_cause(error: SQLAlchemyError) -> str:
+def _list_driver_errors() -> tuple[type[Exception], ...]:
+    """Return the classes of errors of SQLAlchemy and, if it is in use, psycopg."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    psycopg = sys.modules.get("psycopg")
+    return (SQLAlchemyError,) if psycopg is None else (SQLAlchemyError, psycopg.Error)
+
+
+def _describe_cause(error: Exception) -> str:
     """Return the cause of an error and a remedy, in words of this module only.
 
     PostgreSQL's errors are recognised by their codes, others by their messages.
     """
-    original = getattr(error, "orig", None)
+    original = getattr(error, "orig", error)
     code = getattr(original, "sqlstate", None) or ""
+    if not _SQLSTATE.fullmatch(code):  # a server can send any text as a code
+        code = ""
     for cause in _CAUSES:
         if code:
             is_cause = cause.codes and re.match(cause.codes, code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -23,7 +24,7 @@ from fednotes.data.notes._tables import (
 )
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, CursorResult
+    from sqlalchemy import Connection
 
 # Where notes are. Its `str()` names it in messages.
 NotePlace: TypeAlias = "Path | NoteDatabase"
@@ -31,6 +32,7 @@ NotePlace: TypeAlias = "Path | NoteDatabase"
 # because a view can make rows of up to `bounds.LINE` from a small file. There is no
 # server, so this costs no exchanges.
 BATCH = 256
+_CURSOR = "fednotes_notes"  # the name of the server's cursor
 DEFAULT_TABLE = "note"  # the table of notes in OMOP's common data model
 _TABLE = re.compile(r"(?:[A-Za-z_][\w$]*\.)?[A-Za-z_][\w$]*")
 
@@ -89,10 +91,12 @@ class NoteDatabase:
             ConfigError: As `DatabaseAddress.connect`.
             DataError: The database cannot be read.
         """
-        with DatabaseAddress(self.address).connect() as connection:
+        address = DatabaseAddress(self.address)
+        with address.connect() as connection, address.reading_answers():
             statement = f"SELECT count(*) FROM {self._write_selection(connection)}"
-            with _execute(connection, statement) as result:
-                return int(result.scalar_one())
+            with _selecting(connection, statement, str(self)) as selection:
+                ((number,),) = selection.rows
+                return int(number)
 
     def require_readable(
         self, column: str | None = None, id_column: str | None = None
@@ -104,7 +108,8 @@ class NoteDatabase:
             id_column: The column of the notes' ids, if the user names it.
         """
         settings = ReadSettings(self, "", "", column=column, id_column=id_column)
-        with DatabaseAddress(self.address).connect() as connection:
+        address = DatabaseAddress(self.address)
+        with address.connect() as connection, address.reading_answers():
             self._find_columns(settings, connection)
 
     def read_notes(self, settings: ReadSettings) -> Iterator[Note | None]:
@@ -120,11 +125,14 @@ class NoteDatabase:
             ConfigError: As `DatabaseAddress.connect`.
             DataError: The database cannot be read, or a row cannot be used.
         """
-        with DatabaseAddress(self.address).connect() as connection:
+        address = DatabaseAddress(self.address)
+        with address.connect() as connection, address.reading_answers():
             columns = self._find_columns(settings, connection)
             statement = self._write_statement(connection, columns)
-            with _execute(connection, statement) as rows:
-                yield from _parse_rows(settings, str(self), rows, columns.renumber())
+            with _selecting(connection, statement, str(self)) as selection:
+                yield from _parse_rows(
+                    settings, str(self), selection.rows, columns.renumber()
+                )
 
     def _write_statement(self, connection: Connection, columns: _NoteColumns) -> str:
         """Return the SELECT of the needed columns, in the order of the notes' ids."""
@@ -151,8 +159,8 @@ class NoteDatabase:
             DataError: There is no such table, or it lacks a column.
         """
         statement = f"SELECT * FROM {self._write_selection(connection)} LIMIT 0"
-        with _execute(connection, statement) as result:
-            names = tuple(result.keys())
+        with _selecting(connection, statement, str(self)) as selection:
+            names = selection.names
         header = [name.strip().lower() for name in names]
         format = guess_table(header, settings.column) if self.query else "omop"
         table = TABLES.get(format, TABLES["csv"])
@@ -191,14 +199,73 @@ class _NoteColumns(NamedTuple):
         }
 
 
-def _execute(connection: Connection, statement: str) -> CursorResult[Any]:
-    """Execute a statement as it is written: a "%" or ":" in it is no parameter.
+class _Selection(NamedTuple):
+    """The result of a SELECT.
 
-    A cursor of the server takes one SELECT only, and its rows are read in batches.
+    Attributes:
+        names: The names of its columns.
+        rows: Its rows, which are read in batches.
     """
-    batch = 1 if connection.dialect.name == "sqlite" else BATCH
-    options = {"no_parameters": True, "stream_results": True, "yield_per": batch}
-    return connection.exec_driver_sql(statement, execution_options=options)
+
+    names: Sequence[str]
+    rows: Iterable[Sequence[Any]]
+
+
+@contextmanager
+def _selecting(
+    connection: Connection, statement: str, where: str
+) -> Iterator[_Selection]:
+    """Yield the result of a statement as it is written: "%" or ":" is no parameter.
+
+    A cursor of the server takes one SELECT only.
+
+    Args:
+        connection: The connection.
+        statement: The statement.
+        where: The database, for messages.
+    """
+    if connection.dialect.name == "sqlite":
+        options = {"no_parameters": True, "stream_results": True, "yield_per": 1}
+        with connection.exec_driver_sql(statement, execution_options=options) as result:
+            yield _Selection(tuple(result.keys()), result)
+        return
+    driver: Any = connection.connection.driver_connection
+    with driver.cursor(_CURSOR) as cursor:
+        cursor.execute(statement)
+        names = tuple(column.name for column in cursor.description or ())
+        yield _Selection(names, _fetch_rows(connection, len(names), where))
+
+
+def _fetch_rows(
+    connection: Connection, columns: int, where: str
+) -> Iterator[Sequence[Any]]:
+    """Yield the rows of the server's cursor.
+
+    psycopg's `ServerCursor` would parse them with the types of the columns that the
+    server announced. If a false server then sends more columns, it reads beyond the end
+    of a list, and the process crashes.
+
+    Args:
+        connection: The connection.
+        columns: The number of columns that the server announced.
+        where: The database, for messages.
+
+    Raises:
+        DataError: The server sends another number of columns.
+    """
+    statement = f"FETCH FORWARD {BATCH} FROM {_CURSOR}"
+    options = {"no_parameters": True}
+    while True:
+        result = connection.exec_driver_sql(statement, execution_options=options)
+        if len(result.keys()) != columns:
+            raise DataError(
+                f"{where}: the database sends other columns than it announced: check "
+                "that this is the right server"
+            )
+        rows = result.fetchall()
+        if not rows:
+            return
+        yield from rows
 
 
 def _format_cell(value: object) -> str:
