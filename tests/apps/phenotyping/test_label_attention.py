@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from patients_of_words import (
 from tiny_models import WORDS
 
 from fednotes.apps.phenotyping.cohort import SitePatients, SubWords, Vectors
+from fednotes.apps.phenotyping.config import Config
 from fednotes.apps.phenotyping.label_attention import (
     AttentionConfig,
     LabelAttention,
@@ -33,6 +35,7 @@ from fednotes.apps.phenotyping.label_attention import (
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.apps.phenotyping.two_stage import METHOD, Site
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.update import Update
 from fednotes.engines.inprocess import InProcess
 
 LABELS = 3
@@ -322,6 +325,54 @@ def test_the_first_parameters_follow_from_the_seed_of_the_job(bert: Path) -> Non
     for name, value in site.first_parameters({}).tensors.items():
         assert torch.equal(value, before[name])
         assert torch.equal(value, expected.trainable()[name])
+
+
+def find_sent_parameters(
+    sites: list[SitePatients], config: Config, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, torch.Tensor]:
+    """Return the parameters with which sites are asked to train first."""
+    received: list[Any] = []
+    train = Site.train
+
+    def record(site: Site, tensors: Any, **options: Any) -> Update:
+        received.append(dict(tensors))
+        return train(site, tensors, **options)
+
+    monkeypatch.setattr(Site, "train", record)
+    METHOD.train(InProcess([Site(site, config) for site in sites]), config)
+    return received[0]
+
+
+def test_the_median_drops_first_parameters_of_one_site(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = sites_of_words(bert, 3)
+    config = METHOD.configure(attention_config(cycles=1, aggregation="median"), data)
+    honest = Site.first_parameters
+    expected = Site(data[0], config).first_parameters({}).tensors
+
+    def send_parameters(site: Site, tensors: Any) -> Update:
+        update = honest(site, tensors)
+        if site.id != data[1].id:
+            return update
+        return replace(update, tensors={n: -v for n, v in update.tensors.items()})
+
+    monkeypatch.setattr(Site, "first_parameters", send_parameters)
+    sent = find_sent_parameters(data, config, monkeypatch)
+    for name, value in expected.items():
+        torch.testing.assert_close(sent[name], value)
+
+
+def test_a_bound_of_changes_does_not_limit_the_first_parameters(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = sites_of_words(bert, 2)
+    settings = attention_config(cycles=1, aggregation="norm-bound", norm_bound=0.1)
+    config = METHOD.configure(settings, data)
+    expected = Site(data[0], config).first_parameters({}).tensors
+    sent = find_sent_parameters(data, config, monkeypatch)
+    for name, value in expected.items():
+        torch.testing.assert_close(sent[name], value)
 
 
 def test_sites_are_weighted_by_their_labelled_patients(bert: Path) -> None:

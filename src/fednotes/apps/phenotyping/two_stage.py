@@ -202,7 +202,7 @@ def _train_network(
         resumed = replace(resumed, tensors=tensors)
     parameters = make_initial_parameters(config, len(outputs), known.get(KNOWN))
     if config.vectors and resumed is None:
-        total = sum_or_combine(federation, config, "first_vectors", known, {})
+        total = _combine_first_parameters(federation, config, "first_vectors", known)
         total.require({"embedding": tuple(parameters["embedding"].shape)})
         parameters |= total.mean()
 
@@ -246,6 +246,24 @@ def make_initial_parameters(
     return {name: value.detach() for name, value in network.trainable().items()}
 
 
+def _combine_first_parameters(
+    federation: Federation, config: Config, task: str, tensors: Tensors
+) -> Total:
+    """Combine parameters that are the same at all honest sites, by the job's rule.
+
+    They are whole parameters, not changes, so `norm_bound` does not limit them: the
+    rule "norm-bound" uses their median length.
+
+    Args:
+        federation: The sites.
+        config: The settings of the run.
+        task: The task that returns the parameters.
+        tensors: The tensors to send to the sites.
+    """
+    rule = replace(config, norm_bound=0.0)
+    return sum_or_combine(federation, rule, task, tensors, {})
+
+
 def _tune_encoder(
     federation: Federation, config: Config, resumed: State | None
 ) -> State:
@@ -258,7 +276,8 @@ def _tune_encoder(
         outputs = config.phenotypes
         if config.learns_codes:
             outputs, _ = _begin_network(federation, config)
-        parameters = federation.sum("first_parameters").mean()
+        first = _combine_first_parameters(federation, config, "first_parameters", {})
+        parameters = first.mean()
     else:
         outputs = tuple(resumed.fact("outputs", list))
         parameters = select_prefix("shared.", resumed.tensors)
