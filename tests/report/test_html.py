@@ -521,7 +521,7 @@ def test_the_page_of_a_phenotyping_run_speaks_of_patients(tmp_path: Path) -> Non
     assert "not the harmonic mean" in page
     assert "by entity type" not in page
     assert page.count("<h2>Phenotypes</h2>") == 1
-    assert "Macro F1 on validation patients. Loss of stage 1" in page
+    assert "Macro F1 on validation patients. Loss of the network on" in page
     page_charts = charts(page)
     names = [chart.get("aria-labelledby", "").split("-t ")[0] for chart in page_charts]
     assert len(names) == len(set(names))
@@ -562,7 +562,7 @@ def test_curves_without_test_patients_name_validation_patients(tmp_path: Path) -
     values = of_patients({s: {c: {} for c in CONDITIONS} for s in ("north", "south")})
     page = report(tmp_path, values, stages())
     Tree(page)
-    assert "Loss of stage 1 on the codes of validation patients" in page
+    assert "Loss of the network on validation patients" in page
     assert "masked words" not in page
 
 

@@ -113,7 +113,7 @@ SCORES: Mapping[str, ScoreLayout] = {
     "calibration": ScoreLayout("Calibration", ("brier",)),
     # Dots and columns are shown only if a run learned only codes.
     "codes": ScoreLayout(
-        "Codes (stage 1)",
+        "Codes",
         ("loss", "auroc"),
         dots=Dots("auroc", "AUROC of codes", "AUROC of codes"),
         heading="codes",
@@ -190,8 +190,8 @@ CURVES: Mapping[str, CurveLayout] = {
                 "Loss on masked words of held-out notes", "Held-out loss of each site"
             ),
             "patients": CurveTitles(
-                "Loss of stage 1 on the codes of validation patients",
-                "Loss of stage 1 on the codes of each site's validation patients",
+                "Loss of the network on validation patients",
+                "Loss of the network on each site's validation patients",
             ),
         },
     ),
@@ -233,7 +233,7 @@ WORDINGS: Mapping[str, DataWording] = {
         "no test patient has a label or a code that is predicted, so there are no "
         "scores: give sites `test` or a test_fraction, and `labels` or `codes`",
         (_PREDICT,),
-        "Training loss at each site, of stage 1 and then of the diseases' classifiers; "
-        "the scales differ.",
+        "Training loss at each site, of the network and then of any classifiers of "
+        "diseases; the scales differ.",
     ),
 }
