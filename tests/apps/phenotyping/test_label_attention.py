@@ -363,6 +363,16 @@ def test_the_median_drops_first_parameters_of_one_site(
         torch.testing.assert_close(sent[name], value)
 
 
+def test_a_site_describes_what_it_shares(bert: Path) -> None:
+    data = sites_of_words(bert, 1)
+    config = METHOD.configure(attention_config(cycles=1), data)
+    (site,) = (Site(each, config) for each in data)
+    state = METHOD.train(InProcess([site]), config)
+    number = sum(value.numel() for value in state.tensors.values())
+    expected = f"{number:,} numbers of the adapters and the attention"
+    assert site.describe_parameters() == expected
+
+
 def test_a_bound_of_changes_does_not_limit_the_first_parameters(
     bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,8 @@ class Site(MethodSite):
     def describe_parameters(self) -> str:
         """Describe how many numbers the site shares."""
         of_network = sum(value.numel() for value in self._network.values())
+        if self.config.has_attention:
+            return f"{of_network:,} numbers of the adapters and the attention"
         of_classifiers = 0
         if self.classifiers is not None:
             of_classifiers = self.classifiers.svms.weight.size
