@@ -447,7 +447,8 @@ class PatientModel(ABC):
         """Raise ConfigError, because phenotypes are calibrated during training."""
         raise ConfigError(
             f"{self.folder or 'the model'}: phenotypes of patients are calibrated in "
-            "training ([training] calibrate = true)"
+            "training ([training] calibrate = true), and those of representation = "
+            '"attention" are not calibrated'
         )
 
     @classmethod
