@@ -25,6 +25,7 @@ from patients_of_words import (
 )
 from tiny_models import WORDS
 
+from fednotes.apps.phenotyping import label_attention
 from fednotes.apps.phenotyping.cohort import SitePatients, SubWords, Vectors
 from fednotes.apps.phenotyping.config import Config
 from fednotes.apps.phenotyping.label_attention import (
@@ -245,6 +246,27 @@ def test_only_as_many_chunks_as_the_settings_say_are_read_at_once(
     assert max(read) == 3
     assert sum(forward) == len(cut_into_chunks(sub_words(bert, NOTES), SMALL.length))
     assert sum(read) == 2 * sum(forward)  # once more, for the gradient
+
+
+def test_a_saved_model_cannot_have_all_chunks_read_at_once(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file may name a million chunks."""
+    patients = sub_words(bert, NOTES)
+    network = adapted_network_of(bert, replace(SMALL, chunks=1_000_000))
+    expected = network.compute_logits(patients)
+    monkeypatch.setattr(label_attention, "MAX_SUBWORDS", 2 * SMALL.length)
+    read: list[int] = []
+    compute = type(network.backbone).compute_states
+
+    def count(backbone: object, ids: torch.Tensor, *rest: object, **more: object):  # type: ignore[no-untyped-def]
+        read.append(len(ids))
+        return compute(backbone, ids, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(network.backbone), "compute_states", count)
+    found = network.compute_logits(patients)
+    assert max(read) == 2
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_the_order_of_notes_does_not_matter(bert: Path) -> None:

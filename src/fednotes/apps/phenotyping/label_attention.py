@@ -53,6 +53,7 @@ from fednotes.core.tensors import seeding_layer
 from fednotes.encoders.adapters import LoRA, find_linears
 from fednotes.encoders.reading import concatenate_ranges
 from fednotes.taggers.encoder_tagger import Backbone
+from fednotes.taggers.model import MAX_SUBWORDS
 
 # The initial bias b: a probability of one in ten, because few patients have a code.
 INITIAL_BIAS: Final = -2.2
@@ -200,10 +201,9 @@ class LabelAttention(nn.Module):
         order = np.argsort(-chunks[:, 1], kind="stable")
         states = []
         places = []
-        is_in_parts = len(order) > self.config.chunks
-        for part in np.split(
-            order, range(self.config.chunks, len(order), self.config.chunks)
-        ):
+        most_chunks = self._count_most_chunks()
+        is_in_parts = len(order) > most_chunks
+        for part in np.split(order, range(most_chunks, len(order), most_chunks)):
             starts, lengths = chunks[part].T
             ids, mask = self.backbone.frame.make_rows(
                 patients.ids, starts, lengths, self.device
@@ -219,6 +219,16 @@ class LabelAttention(nn.Module):
             places.append(concatenate_ranges(starts, lengths))
         back = torch.from_numpy(np.argsort(np.concatenate(places))).to(self.device)
         return torch.cat(states).index_select(0, back)
+
+    def _count_most_chunks(self) -> int:
+        """Return the maximum number of chunks that the encoder reads at once.
+
+        A saved model may name any number, so without gradients it is also bounded by
+        the size of a batch.
+        """
+        if torch.is_grad_enabled():
+            return self.config.chunks
+        return min(self.config.chunks, max(1, MAX_SUBWORDS // self.config.length))
 
     def _find_text(self, lengths: np.ndarray, longest: int) -> Tensor:
         """Return (chunks, longest) bool: True at sub-words of text, False at marks."""
