@@ -260,6 +260,15 @@ def test_a_job_without_codes_and_phenotypes_is_refused(
         fn.simulate(job(place, **tables_of(bert, sites=sites)), tmp_path / "run")
 
 
+def test_a_misspelt_representation_is_refused_with_the_possible_ones(
+    place: Path, bert: Path, tmp_path: Path
+) -> None:
+    model = {"representation": "atention"}
+    tables = tables_of(bert, model=model, conditions=["federated"])
+    with pytest.raises(ConfigError, match='"learn", "none" or "attention"'):
+        fn.simulate(job(place, **tables), tmp_path / "run")
+
+
 def test_chunks_longer_than_the_encoder_reads_are_refused(
     place: Path, bert: Path, tmp_path: Path
 ) -> None:

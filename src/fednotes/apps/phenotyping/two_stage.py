@@ -61,7 +61,11 @@ from fednotes.apps.phenotyping.counting import (
     require_agreement,
 )
 from fednotes.apps.phenotyping.dan import CHOSEN, KNOWN, Dan
-from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.apps.phenotyping.phenotyper import (
+    PhenotypeConfig,
+    is_phenotyper,
+    load_phenotyper,
+)
 from fednotes.apps.phenotyping.site import NETWORK, Site
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.federation import Coverage, Federation, State
@@ -300,6 +304,11 @@ def _load_representation(config: Config) -> State:
     name = config.model.representation
     if name == "none":
         return State(0, {}, {"outputs": []})
+    if not is_phenotyper(Path(name)):
+        raise ConfigError(
+            f"representation = {name!r}: there is no phenotyping model in this folder: "
+            'set it to the folder of one, or to "learn", "none" or "attention"'
+        )
     model = load_phenotyper(Path(name))
     network = model.network
     if network is None:
