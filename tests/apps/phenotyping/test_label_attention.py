@@ -38,6 +38,7 @@ from fednotes.apps.phenotyping.two_stage import METHOD, Site
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.update import Update
 from fednotes.engines.inprocess import InProcess
+from fednotes.taggers.encoder_tagger import Backbone
 
 LABELS = 3
 NOTES = {
@@ -63,10 +64,26 @@ def adapted_network_of(bert: Path, config: AttentionConfig = SMALL) -> LabelAtte
     """Return the same network with adapters that change the states."""
     network = network_of(bert, config)
     generator = torch.Generator().manual_seed(5)
+    assert network.lora is not None
     with torch.no_grad():
         up = network.lora.up
         up += torch.randn(up.shape, generator=generator) * 0.3
     return network
+
+
+def count_read_chunks(
+    network: LabelAttention, monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    """Return a list to which each call of the encoder adds its number of chunks."""
+    read: list[int] = []
+    compute = Backbone.compute_states
+
+    def count(backbone: Backbone, ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        read.append(len(ids))
+        return compute(backbone, ids, *rest, **more)
+
+    monkeypatch.setattr(type(network.backbone), "compute_states", count)
+    return read
 
 
 # ---- the same numbers by NumPy -------------------------------------------------------
@@ -233,14 +250,7 @@ def test_only_as_many_chunks_as_the_settings_say_are_read_at_once(
     bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = network_of(bert, replace(SMALL, chunks=3))
-    read: list[int] = []
-    compute = type(network.backbone).compute_states
-
-    def count(backbone: object, ids: torch.Tensor, *rest: object, **more: object):  # type: ignore[no-untyped-def]
-        read.append(len(ids))
-        return compute(backbone, ids, *rest, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(network.backbone), "compute_states", count)
+    read = count_read_chunks(network, monkeypatch)
     network.loss(sub_words(bert, NOTES), np.zeros((4, LABELS), np.int8)).backward()
     forward = read[: len(read) // 2]
     assert max(read) == 3
@@ -284,6 +294,85 @@ def test_a_patient_is_scored_as_among_others(bert: Path) -> None:
         assert np.allclose(
             network.compute_logits(patients.take([row])), together[[row]], atol=1e-5
         )
+
+
+# ---- an encoder without adapters -----------------------------------------------------
+
+
+@pytest.fixture
+def kept_states(monkeypatch: pytest.MonkeyPatch) -> label_attention._KeptStates:
+    """Return the empty store of the states that networks of this test read."""
+    states = label_attention._KeptStates(10**6)
+    monkeypatch.setattr(label_attention, "_kept_states", states)
+    return states
+
+
+@pytest.mark.usefixtures("kept_states")
+def test_without_adapters_scores_equal_those_of_the_numpy_program(bert: Path) -> None:
+    """The states are rounded to float16."""
+    patients = sub_words(bert, NOTES)
+    network = network_of(bert, replace(SMALL, rank=0))
+    assert not [name for name in network.trainable() if name.startswith("lora")]
+    expected = [
+        score_by_numpy(
+            numbers_of(network), read_states(bert, patients, row, SMALL.length)
+        )
+        for row in range(len(NOTES))
+    ]
+    assert np.allclose(network.compute_logits(patients), expected, atol=2e-2)
+
+
+@pytest.mark.usefixtures("kept_states")
+def test_without_adapters_each_note_is_read_once(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in another precision, for a patient alone, and by another network."""
+    patients = sub_words(bert, NOTES)
+    networks = [network_of(bert, replace(SMALL, rank=0)) for _ in range(2)]
+    read = count_read_chunks(networks[0], monkeypatch)
+    labels = np.zeros((4, LABELS), np.int8)
+    first = networks[0].compute_logits(patients)
+    number = sum(read)
+    assert number == len(cut_into_chunks(patients, SMALL.length))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        networks[0].loss(patients, labels).backward()
+    assert np.array_equal(networks[1].compute_logits(patients), first)
+    networks[1].compute_logits(patients.take([3]))
+    assert sum(read) == number
+
+
+def test_without_adapters_states_do_not_depend_on_the_precision_of_training(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder first reads the notes in training, or first in prediction."""
+    patients = sub_words(bert, NOTES)
+    network = network_of(bert, replace(SMALL, rank=0))
+    logits = []
+    for trains_first in (True, False):
+        kept = label_attention._KeptStates(10**6)
+        monkeypatch.setattr(label_attention, "_kept_states", kept)
+        if trains_first:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                network.loss(patients, np.zeros((4, LABELS), np.int8))
+        logits.append(network.compute_logits(patients))
+    assert np.array_equal(*logits)
+
+
+def test_states_that_do_not_fit_are_computed_again(
+    bert: Path,
+    kept_states: label_attention._KeptStates,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patients = sub_words(bert, NOTES)
+    network = network_of(bert, replace(SMALL, rank=0))
+    first = network.compute_logits(patients)
+    longest = patients.take([0]).sizes.max() * 32 * 2  # bytes of both long notes
+    kept_states._limit = int(longest)
+    read = count_read_chunks(network, monkeypatch)
+    for _ in range(2):
+        assert np.array_equal(network.compute_logits(patients), first)
+    assert read
+    assert kept_states._size <= longest
 
 
 # ---- patients without words, and other inputs ----------------------------------------

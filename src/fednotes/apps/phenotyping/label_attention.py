@@ -20,13 +20,19 @@ in all its layers' linear maps and the attention are trained and sent. All chunk
 patient are read, however many there are. If a step has more chunks than the encoder
 reads at once, it reads them in parts, and reads each part again for its gradient, so
 that memory does not grow with the length of notes except for H.
+
+Without adapters (rank 0), only the attention is trained. The states of a note are then
+computed once and kept, as far as `_KEPT_BYTES` allow.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -44,6 +50,7 @@ from fednotes.apps.phenotyping.dan import compute_code_loss
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.numbers import (
     FractionBelowOne,
+    NonNegativeInt,
     OpenFraction,
     PositiveFloat,
     PositiveInt,
@@ -54,10 +61,14 @@ from fednotes.encoders.adapters import LoRA, find_linears
 from fednotes.encoders.reading import concatenate_ranges
 from fednotes.taggers.encoder_tagger import Backbone
 from fednotes.taggers.model import MAX_SUBWORDS
+from fednotes.training.precision import setting_precision
 
 # The initial bias b: a probability of one in ten, because few patients have a code.
 INITIAL_BIAS: Final = -2.2
 _BATCH: Final = 8  # patients in a batch without training
+_KEPT_BYTES: Final = (
+    2**30
+)  # of the states of notes that an encoder without adapters read
 
 
 @checked(frozen=True)
@@ -71,7 +82,10 @@ class AttentionConfig:
         chunks: Maximum number of chunks that the encoder reads at once. If a step has
             more, it reads them in parts, and reads each part twice, so that memory does
             not grow with the length of notes. Lower it if memory is short.
-        rank: Rank of the LoRA adapters in all layers: W + alpha / rank · B A.
+        rank: Rank of the LoRA adapters in all layers: W + alpha / rank · B A. With 0,
+            there are none, and only the attention is trained. The encoder then reads
+            each note once instead of in each epoch, as far as its states fit into 1 GiB
+            of memory, so that training takes far less time.
         alpha: Scale of the LoRA adapters; see `rank`.
         width: Number of rows of V, with which the words are weighted.
         dropout: Dropout rate of the words' states.
@@ -82,7 +96,7 @@ class AttentionConfig:
 
     length: PositiveInt = 128
     chunks: PositiveInt = 64
-    rank: PositiveInt = 8
+    rank: NonNegativeInt = 8
     alpha: PositiveFloat = 16.0
     width: PositiveInt = 128
     dropout: FractionBelowOne = 0.2
@@ -93,6 +107,37 @@ class AttentionConfig:
 def _find_all_linears(backbone: Backbone) -> list[nn.Linear]:
     """Return all linear layers of a backbone's stack, once per process."""
     return find_linears(backbone.model, "all")
+
+
+class _KeptStates:
+    """The states of the notes that were read last, in float16, up to a size.
+
+    Args:
+        limit: The maximum number of bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._states: OrderedDict[tuple[str, int, bytes], Tensor] = OrderedDict()
+
+    def get(self, key: tuple[str, int, bytes]) -> Tensor | None:
+        """Return the states of a note; None if they are not kept."""
+        states = self._states.get(key)
+        if states is not None:
+            self._states.move_to_end(key)
+        return states
+
+    def keep(self, key: tuple[str, int, bytes], states: Tensor) -> None:
+        """Keep the states of a note, and drop those that were not used for longest."""
+        self._states[key] = states
+        self._size += states.nbytes
+        while self._size > self._limit:
+            _, dropped = self._states.popitem(last=False)
+            self._size -= dropped.nbytes
+
+
+_kept_states = _KeptStates(_KEPT_BYTES)  # of all networks of a process
 
 
 class LabelClassifier(nn.Module):
@@ -159,7 +204,10 @@ class LabelAttention(nn.Module):
         self.config = config
         self.backbone = backbone
         self.labels = labels
-        self.lora = LoRA(_find_all_linears(backbone), config.rank, config.alpha, seed)
+        self.lora: LoRA | None = None
+        if config.rank:
+            linears = _find_all_linears(backbone)
+            self.lora = LoRA(linears, config.rank, config.alpha, seed)
         with seeding_layer(seed, "attention"):
             self.attention = LabelClassifier(backbone.width, config.width, labels)
 
@@ -194,6 +242,37 @@ class LabelAttention(nn.Module):
 
     def compute_states(self, patients: SubWords) -> Tensor:
         """Return H of all patients, (sub-words, width), patient after patient."""
+        if self.lora is not None:
+            return self._read(patients)
+        notes = [
+            self._read_once(patients.ids[start:end])
+            for start, end in pairwise(patients.bounds.tolist())
+        ]
+        empty = torch.zeros(0, self.backbone.width)
+        return torch.cat([empty, *notes]).float().to(self.device)
+
+    @torch.no_grad()
+    def _read_once(self, ids: np.ndarray) -> Tensor:
+        """Return (sub-words, width) float16 states of a note, by an encoder as it is.
+
+        They are the same in training and in prediction, whatever the precision of
+        training.
+
+        Args:
+            ids: (sub-words,) the note.
+        """
+        key = (self.backbone.fingerprint, self.config.length, ids.tobytes())
+        states = _kept_states.get(key)
+        if states is None:
+            ends = np.array([0, len(ids)])
+            note = SubWords(ids, ends, np.array([0, 1]), self.backbone.width)
+            with setting_precision("float32", self.device):
+                states = self._read(note).half().cpu()
+            _kept_states.keep(key, states)
+        return states
+
+    def _read(self, patients: SubWords) -> Tensor:
+        """Return H of all patients, which the encoder reads now."""
         chunks = cut_into_chunks(patients, self.config.length)
         if not len(chunks):
             return torch.zeros(0, self.backbone.width, device=self.device)
@@ -239,7 +318,9 @@ class LabelAttention(nn.Module):
 
     def _read_chunks(self, ids: Tensor, mask: Tensor, is_text: Tensor) -> Tensor:
         """Return the states above the sub-words of some chunks, (sub-words, width)."""
-        applying = self.lora.applying(_find_all_linears(self.backbone))
+        applying: AbstractContextManager[None] = nullcontext()
+        if self.lora is not None:
+            applying = self.lora.applying(_find_all_linears(self.backbone))
         (states,) = self.backbone.compute_states(ids, mask, around=applying)
         return states[is_text]
 
