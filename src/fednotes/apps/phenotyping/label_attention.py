@@ -114,11 +114,14 @@ class _KeptStates:
 
     Args:
         limit: The maximum number of bytes.
+
+    Attributes:
+        size: The number of bytes.
     """
 
     def __init__(self, limit: int) -> None:
+        self.size = 0
         self._limit = limit
-        self._size = 0
         self._states: OrderedDict[tuple[str, int, bytes], Tensor] = OrderedDict()
 
     def get(self, key: tuple[str, int, bytes]) -> Tensor | None:
@@ -131,10 +134,10 @@ class _KeptStates:
     def keep(self, key: tuple[str, int, bytes], states: Tensor) -> None:
         """Keep the states of a note, and drop those that were not used for longest."""
         self._states[key] = states
-        self._size += states.nbytes
-        while self._size > self._limit:
+        self.size += states.nbytes
+        while self.size > self._limit:
             _, dropped = self._states.popitem(last=False)
-            self._size -= dropped.nbytes
+            self.size -= dropped.nbytes
 
 
 _kept_states = _KeptStates(_KEPT_BYTES)  # of all networks of a process
