@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 from method_runs import Case, MakeCase
-from patients_of_words import attention_config, sites_of_words, without_labels
+from patients_of_words import (
+    SMALL,
+    attention_config,
+    sites_of_words,
+    without_labels,
+)
 from phenotype_patients import config_of, sites_of, without_stage_1
 
 from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.cohort import Cohort, FeatureSpace, SitePatients, Vectors
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
 
 
 def dense_patients() -> list[SitePatients]:
@@ -73,6 +79,16 @@ def code_attention_case(bert: Path) -> Case:
     return replace(case, close=BY_BERT)
 
 
+def attention_alone_case(bert: Path) -> Case:
+    """Return a job that trains attention without adapters."""
+    attention = replace(SMALL, rank=0)
+    model = PhenotypeConfig(representation="attention", attention=attention)
+    base = attention_config(model=model)
+    case = phenotype_case(base, sites_of_words(bert), is_change=True)
+    # Every patient is read; only their order and dropout are drawn.
+    return replace(case, close=BY_BERT, least_missed=0.5)
+
+
 CASES: dict[str, MakeCase] = {
     "phenotype, codes": lambda bert: codes_case(),
     "phenotype, classifiers": lambda bert: phenotypes_case(),
@@ -80,6 +96,7 @@ CASES: dict[str, MakeCase] = {
 }
 FURTHER: dict[str, MakeCase] = {
     "phenotype, attention to codes": code_attention_case,
+    "phenotype, attention without adapters": attention_alone_case,
     "phenotype, both stages": lambda bert: calibrated_case(
         config_of(calibrate=True, least_occurrences=2)
     ),
