@@ -33,12 +33,14 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+import msgpack
 from intruders import PROJECT, ward_job
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.fuel.f3.cellnet import defs as cells
 from nvflare.fuel.f3.cellnet.cell import Adapter
 from nvflare.fuel.f3.comm_config import CommConfigurator
@@ -54,6 +56,7 @@ from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
+from nvflare.fuel.utils.fobs import dots, lobs
 from nvflare.private.admin_defs import Message as Order
 from nvflare.private.admin_defs import ok_reply
 from nvflare.private.defs import CellMessageHeaderKeys
@@ -1295,6 +1298,51 @@ def test_the_files_of_a_run_are_downloaded(tmp_path: Path) -> None:
 
 
 # a site and those who give it orders
+
+
+def test_a_task_cannot_make_a_site_send_a_file(tmp_path: Path) -> None:
+    """A site sends the cookies of a task back. NVFlare reads the file that a datum
+    names when it sends the datum."""
+    note = tmp_path / "note.txt"
+    note.write_text("a note")
+    package = "nvflare.fuel.utils.fobs"
+    facts = {"datum_id": "0", "datum_type": 3, "dot": 0, "value": str(note)}
+    datum = {
+        "__fobs_type__": f"{package}.datum.Datum",
+        "__fobs_data__": {"data": facts},
+        "__fobs_dc__": f"{package}.decomposer.DataClassDecomposer",
+    }
+    content = msgpack.packb({"cookies": datum})
+    header = lobs.HEADER_STRUCT.pack(lobs.MARKER_MAIN, 0, len(content))
+    with pytest.raises(ValueError, match="contains a datum"):
+        fobs.loads(header + content)
+
+
+@pytest.mark.parametrize(
+    ("marker", "object_type", "problem"),
+    [
+        (lobs.MARKER_DATUM_FILE, 0, "a file, which no run needs"),
+        (lobs.MARKER_DATUM_TEXT, dots.NUMPY_DOWNLOAD, "cannot find handler"),
+    ],
+)
+def test_a_message_with_parts_that_no_run_needs_is_refused(
+    marker: int,
+    object_type: int,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVFlare writes files of a message to a folder, and never deletes them. For other
+    parts, it fetches data from wherever they say."""
+    monkeypatch.setenv("NVFLARE_DATUM_DIR", str(tmp_path))
+    fobs.register(NumpyArrayDecomposer)
+    name = bytes(range(16))
+    message: bytes = fobs.dumps({"a": 1})
+    part = name + b"content"
+    header = lobs.HEADER_STRUCT.pack(marker, object_type, len(part))
+    with pytest.raises((ValueError, RuntimeError), match=problem):
+        fobs.loads(message + header + part)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

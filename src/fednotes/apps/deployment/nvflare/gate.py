@@ -12,6 +12,11 @@
   server also ends a run whose result it cannot decode, or one of whose sites reports a
   failure; `outlive_unreadable_results` and `outlive_reported_failures` prevent that.
   `shorten_debug_texts` keeps a large message from blocking the server.
+- **Every process.** A message can contain the path of any file of its receiver. If
+  NVFlare sends this part of the message on, it sends the file: a site would answer a
+  task with its notes. NVFlare also writes parts that the sender calls files to a folder
+  in `/tmp`, and never deletes them, and fetches data for others. `refuse_odd_parts`
+  makes it refuse such messages.
 - **Submissions.** NVFlare's server stores a job with whatever facts its submitter gave
   it, such as a name that is a list, and then fails to list any job.
   `refuse_odd_submissions` makes it accept only facts that `kit.py` writes.
@@ -100,6 +105,9 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.hci.proto import ProtoKey
     from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
     from nvflare.fuel.utils.buffer_list import ConsumableBufferList
+    from nvflare.fuel.utils.class_loader import get_class_name
+    from nvflare.fuel.utils.fobs import Decomposer, fobs, lobs
+    from nvflare.fuel.utils.fobs.datum import Datum
     from nvflare.lighter import utils
     from nvflare.private.admin_defs import Message as Order
     from nvflare.private.admin_defs import error_reply
@@ -590,6 +598,56 @@ def shorten_debug_texts() -> None:
     ConsumableBufferList.__repr__ = lambda chunks: f"<{len(chunks)} chunks>"
 
 
+class _NoDatum(Decomposer):
+    """Refuses a `Datum` in a message, in place of NVFlare's decomposer.
+
+    NVFlare sends a reference to a datum, and its content apart. A datum that a sender
+    made has a path of the sender's choice. NVFlare would read this file when it sends
+    the datum on, as a site does with the cookies of a task.
+    """
+
+    def supported_type(self) -> Any:
+        """Return the type that is refused."""
+        return Datum
+
+    def decompose(self, target: Datum, manager: Any = None) -> Any:  # noqa: ARG002
+        """Refuse to send a datum.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("a message would contain a datum, which no run needs")
+
+    def recompose(self, data: Any, manager: Any = None) -> Any:  # noqa: ARG002
+        """Refuse a datum that was received.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("the message contains a datum, which no run needs")
+
+
+def refuse_odd_parts() -> None:
+    """Make this process refuse messages with parts that no run needs.
+
+    NVFlare would write a part that the sender calls a file to a folder that other users
+    of the machine may have created, under a name of the sender's choice, and keep it.
+    For a part with an object type, it would fetch data from wherever the part says.
+    """
+    fobs._decomposers[get_class_name(Datum)] = _NoDatum()
+    lobs.get_datum_dir = _refuse_file
+    lobs.get_dot_handler = lambda _: None  # NVFlare then refuses the message
+
+
+def _refuse_file() -> str:
+    """Refuse a part that is a file, in place of NVFlare's choice of a folder for it.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError("a part of the message is a file, which no run needs")
+
+
 def obey_only_the_server(fl_ctx: FLContext) -> None:
     """Make this site's process refuse every request from another member.
 
@@ -1053,3 +1111,4 @@ def _get_socket_folder() -> Path:
 
 
 driver_mgr.register(KitSocketDriver)
+refuse_odd_parts()
