@@ -33,7 +33,7 @@ from fednotes.apps.phenotyping.label_attention import (
     LabelAttention,
     cut_into_chunks,
 )
-from fednotes.apps.phenotyping.phenotyper import Phenotyper
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, Phenotyper
 from fednotes.apps.phenotyping.two_stage import METHOD, Site
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.update import Update
@@ -474,14 +474,19 @@ def test_the_median_drops_first_parameters_of_one_site(
         torch.testing.assert_close(sent[name], value)
 
 
-def test_a_site_describes_what_it_shares(bert: Path) -> None:
+@pytest.mark.parametrize(
+    ("rank", "parts"), [(2, "the adapters and the attention"), (0, "the attention")]
+)
+def test_a_site_describes_what_it_shares(bert: Path, rank: int, parts: str) -> None:
     data = sites_of_words(bert, 1)
-    config = METHOD.configure(attention_config(cycles=1), data)
+    model = PhenotypeConfig(
+        representation="attention", attention=replace(SMALL, rank=rank)
+    )
+    config = METHOD.configure(attention_config(cycles=1, model=model), data)
     (site,) = (Site(each, config) for each in data)
     state = METHOD.train(InProcess([site]), config)
     number = sum(value.numel() for value in state.tensors.values())
-    expected = f"{number:,} numbers of the adapters and the attention"
-    assert site.describe_parameters() == expected
+    assert site.describe_parameters() == f"{number:,} numbers of {parts}"
 
 
 def test_a_bound_of_changes_does_not_limit_the_first_parameters(

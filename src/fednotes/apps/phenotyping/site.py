@@ -165,7 +165,9 @@ class Site(MethodSite):
         """Describe how many numbers the site shares."""
         of_network = sum(value.numel() for value in self._network.values())
         if self.config.has_attention:
-            return f"{of_network:,} numbers of the adapters and the attention"
+            has_adapters = self.config.model.attention.rank > 0
+            adapters = "the adapters and " if has_adapters else ""
+            return f"{of_network:,} numbers of {adapters}the attention"
         of_classifiers = 0
         if self.classifiers is not None:
             of_classifiers = self.classifiers.svms.weight.size
