@@ -45,7 +45,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 import light_tagger
 import mimic
 import predict_workers
-from command_runs import measure_command
+from command_runs import measure_prediction
 from scratch import scratch
 
 WORKERS = 2
@@ -146,10 +146,7 @@ def write_notes(folder: Path, number: int) -> tuple[Path, list[str]]:
 def predict_with_workers(model: Path, notes: Path, number: int) -> float:
     """Return the notes per second of `fednotes predict` with workers."""
     out = notes.parent / "predicted.jsonl"
-    words = ["predict", str(model), str(notes), "--out", str(out)]
-    run = measure_command([*words, "--workers", str(WORKERS)])
-    print(f"fednotes: {run.describe(number)}", flush=True)
-    return number / run.seconds
+    return number / measure_prediction(model, notes, out, number, WORKERS)
 
 
 def pipe_through_spacy(nlp: Any, texts: list[str]) -> float:

@@ -1,11 +1,13 @@
 """Time of `fednotes predict` in worker processes and in one process.
 
     python benchmarks/predict_workers.py [--notes 20000] [--texts 4] [--workers 2]
+        [--only-workers]
 
 A light tagger is trained on generated sentences. It predicts generated notes, each of
 which joins a few texts, from a file into a file. Both runs are whole commands, so the
 time includes the start of Python and of the workers. Their files are compared by
-SHA-256. Peak memory is that of the command and of its largest worker.
+SHA-256; with `--only-workers`, there is no run in one process. Peak memory is that of
+the command and of its largest worker.
 
 Seconds are wall-clock seconds, which are what workers save, so use an idle machine.
 """
@@ -22,7 +24,7 @@ from fednotes.data.synthetic import generate
 
 sys.path.append(str(Path(__file__).resolve().parent / "helpers"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
-from command_runs import compare_with_workers
+from command_runs import compare_with_workers, measure_prediction
 from scratch import scratch
 
 JOB = {
@@ -61,12 +63,19 @@ def main() -> None:
     parser.add_argument("--notes", type=int, default=20_000)
     parser.add_argument("--texts", type=int, default=4, help="texts per note")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--only-workers", action="store_true", help="not in one process"
+    )
     options = parser.parse_args()
     with scratch() as folder:
         model = train(folder / "run")
         notes = folder / "notes.jsonl"
         characters = write_notes(notes, options.notes, options.texts)
         print(f"{options.notes:,} notes of {characters:,.0f} characters on average")
+        if options.only_workers:
+            out = folder / "predicted.jsonl"
+            measure_prediction(model, notes, out, options.notes, options.workers)
+            return
         ratio = compare_with_workers(
             model, notes, num_notes=options.notes, workers=options.workers
         )

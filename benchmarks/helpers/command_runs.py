@@ -60,13 +60,28 @@ def compare_with_workers(
     hashes = set()
     for number in (1, workers):
         out = notes.parent / f"{number}.jsonl"
-        words = ["predict", str(model), str(notes), "--out", str(out)]
-        run = measure_command([*words, "--workers", str(number)])
-        print(f"predict, {number} process(es): {run.describe(num_notes)}", flush=True)
-        seconds[number] = run.seconds
+        seconds[number] = measure_prediction(model, notes, out, num_notes, number)
         hashes.add(hashlib.sha256(out.read_bytes()).hexdigest())
     assert len(hashes) == 1
     return seconds[1] / seconds[workers]
+
+
+def measure_prediction(
+    model: Path, notes: Path, out: Path, num_notes: int, workers: int
+) -> float:
+    """Predict notes with a number of workers; return the seconds.
+
+    Args:
+        model: The folder of the model.
+        notes: The file of notes.
+        out: The file of predictions.
+        num_notes: The number of notes.
+        workers: Number of workers; 1 predicts in one process.
+    """
+    words = ["predict", str(model), str(notes), "--out", str(out)]
+    run = measure_command([*words, "--workers", str(workers)])
+    print(f"predict, {workers} process(es): {run.describe(num_notes)}", flush=True)
+    return run.seconds
 
 
 def measure_command(words: Sequence[str]) -> Run:
