@@ -141,6 +141,7 @@ def train_with_trainer(
         AutoModelForTokenClassification,
         AutoTokenizer,
         DataCollatorForTokenClassification,
+        PrinterCallback,
         Trainer,
         TrainingArguments,
         logging,
@@ -180,6 +181,7 @@ def train_with_trainer(
             train_dataset=[encode(d, tokenizer, tags) for d in parts["train"]],
             data_collator=DataCollatorForTokenClassification(tokenizer),
         )
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     return trainer
 
