@@ -43,6 +43,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.fuel.f3.cellnet import defs as cells
 from nvflare.fuel.f3.cellnet.cell import Adapter
+from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming import file_downloader
@@ -1298,6 +1299,20 @@ def test_the_files_of_a_run_are_downloaded(tmp_path: Path) -> None:
 
 
 # a site and those who give it orders
+
+
+def test_the_network_manager_of_a_process_refuses_all_orders() -> None:
+    """NVFlare's ends the process, or tests the network with as much memory as a message
+    says."""
+    orders: dict[str, Any] = {}
+    cell = SimpleNamespace(
+        register_request_cb=lambda channel, topic, cb: orders.update({topic: cb})
+    )
+    NetAgent(cell)
+    assert {"stop", "stop_cell", "speed", "stress", "config_vars"} <= set(orders)
+    for obey in orders.values():
+        answer = obey(Message({}, {"to": "server", "num": 1, "size": 1}))
+        assert answer.get_header(cells.MessageHeaderKey.ERROR) == "no run needs this"
 
 
 def test_a_task_cannot_make_a_site_send_a_file(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@
   task with its notes. NVFlare also writes parts that the sender calls files to a folder
   in `/tmp`, and never deletes them, and fetches data for others. `refuse_odd_parts`
   makes it refuse such messages.
+  NVFlare's network manager stops processes and tests their speed and memory for whoever
+  asks it to. `refuse_network_orders` makes it refuse.
 - **Submissions.** NVFlare's server stores a job with whatever facts its submitter gave
   it, such as a name that is a list, and then fails to list any job.
   `refuse_odd_submissions` makes it accept only facts that `kit.py` writes.
@@ -81,6 +83,7 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.f3.cellnet import defs as cells
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell, make_reply
     from nvflare.fuel.f3.cellnet.fqcn import FQCN
+    from nvflare.fuel.f3.cellnet.net_agent import NetAgent
     from nvflare.fuel.f3.communicator import driver_mgr
     from nvflare.fuel.f3.connection import Connection, ConnState
     from nvflare.fuel.f3.drivers.driver import ConnectorInfo
@@ -648,6 +651,22 @@ def _refuse_file() -> str:
     raise ValueError("a part of the message is a file, which no run needs")
 
 
+def refuse_network_orders() -> None:
+    """Make NVFlare's network manager in this process refuse all requests.
+
+    With them, a server could end a site's process, or make it and the admin's program
+    take any amount of memory for a test of the network.
+    """
+    for name in list(vars(NetAgent)):
+        if name.startswith("_do_"):
+            setattr(NetAgent, name, _refuse_network_order)
+
+
+def _refuse_network_order(_agent: NetAgent, _request: Message) -> Message:
+    """Refuse a request, in place of NVFlare's method with the same arguments."""
+    return _refuse("no run needs this")
+
+
 def obey_only_the_server(fl_ctx: FLContext) -> None:
     """Make this site's process refuse every request from another member.
 
@@ -1112,3 +1131,4 @@ def _get_socket_folder() -> Path:
 
 driver_mgr.register(KitSocketDriver)
 refuse_odd_parts()
+refuse_network_orders()
