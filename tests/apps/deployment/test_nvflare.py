@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 import weakref
 import zipfile
 from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -43,13 +44,19 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.fuel.f3.cellnet import defs as cells
 from nvflare.fuel.f3.cellnet.cell import Adapter
+from nvflare.fuel.f3.cellnet.defs import Encoding
 from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming import file_downloader
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
-from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+from nvflare.fuel.f3.streaming.stream_types import (
+    BlobSizeError,
+    Stream,
+    StreamError,
+    StreamFuture,
+)
 from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection, NoReply
 from nvflare.fuel.hci.client.file_transfer import FileTransferModule
 from nvflare.fuel.hci.reg import CommandEntry
@@ -136,6 +143,33 @@ def test_a_message_over_4_gb_is_refused_while_it_arrives(
             future: Any = None
             with pytest.raises(BlobSizeError) if is_refused else nullcontext():
                 BlobTask(future, stream, limit, preserve_chunks=True)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.BYTES, None])
+def test_an_announced_size_takes_no_memory(encoding: str | None) -> None:
+    """A message of bytes: NVFlare has a place for all of them before they arrive."""
+
+    class Announcing(Stream):  # type: ignore[misc]
+        pieces: ClassVar = [b"ab", b"c"]
+
+        def read(self, _: int) -> bytes:
+            return self.pieces.pop(0) if self.pieces else b""
+
+    def receive(size: int) -> StreamFuture:
+        stream = Announcing(size, {StreamHeaderKey.PAYLOAD_ENCODING: encoding})
+        future = StreamFuture(1, stream.headers)
+        handler.handle_blob_cb(future, stream, resume=False)
+        return future
+
+    handler = BlobHandler(lambda *_: None)
+    assert bytes(receive(3).result(timeout=10)) == b"abc"
+    tracemalloc.start()
+    future = receive(2**30)
+    with pytest.raises(StreamError, match="Size mismatch"):
+        future.result(timeout=60)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**24
 
 
 def test_a_kit_holds_only_files_of_its_owner(shared_kits: dict[str, Path]) -> None:

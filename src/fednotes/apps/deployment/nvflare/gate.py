@@ -19,6 +19,8 @@
   makes it refuse such messages.
   NVFlare's network manager stops processes and tests their speed and memory for whoever
   asks it to. `refuse_network_orders` makes it refuse.
+  For some messages, NVFlare takes as much memory as their first piece announces;
+  `take_memory_as_pieces_arrive` bounds it by the pieces.
 - **Submissions.** NVFlare's server stores a job with whatever facts its submitter gave
   it, such as a name that is a list, and then fails to list any job.
   `refuse_odd_submissions` makes it accept only facts that `kit.py` writes.
@@ -91,7 +93,8 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.f3.drivers.socket_conn import ConnectionHandler, SocketConnection
     from nvflare.fuel.f3.drivers.tcp_driver import TcpDriver
     from nvflare.fuel.f3.message import Message
-    from nvflare.fuel.f3.streaming import file_downloader
+    from nvflare.fuel.f3.streaming import blob_streamer, file_downloader
+    from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
     from nvflare.fuel.f3.streaming.download_service import (
         OBJ_DOWNLOADER_CHANNEL,
         OBJ_DOWNLOADER_TOPIC,
@@ -103,6 +106,8 @@ with needs("nvflare", "deploy"):
         STREAM_ERROR_TOPIC,
         StreamHeaderKey,
     )
+    from nvflare.fuel.f3.streaming.stream_types import Stream, StreamFuture
+    from nvflare.fuel.f3.streaming.stream_utils import FastBuffer
     from nvflare.fuel.hci.client.api_status import APIStatus
     from nvflare.fuel.hci.client.file_transfer import FileTransferModule
     from nvflare.fuel.hci.proto import ProtoKey
@@ -667,6 +672,32 @@ def _refuse_network_order(_agent: NetAgent, _request: Message) -> Message:
     return _refuse("no run needs this")
 
 
+class _GrowingTask(BlobTask):
+    """Receives a message into memory that grows with its pieces.
+
+    NVFlare's task does so only for encoded objects. For others, it would first take as
+    much memory as the sender announces.
+    """
+
+    def __init__(
+        self,
+        future: StreamFuture,
+        stream: Stream,
+        max_size: int = 0,
+        *,
+        preserve_chunks: bool = False,
+    ) -> None:
+        super().__init__(future, stream, max_size, preserve_chunks=True)
+        if not preserve_chunks:
+            self.preserve_chunks = False
+            self.buffer = FastBuffer()
+
+
+def take_memory_as_pieces_arrive() -> None:
+    """Make this process take no memory for a message before its pieces arrive."""
+    blob_streamer.BlobTask = _GrowingTask
+
+
 def obey_only_the_server(fl_ctx: FLContext) -> None:
     """Make this site's process refuse every request from another member.
 
@@ -1132,3 +1163,4 @@ def _get_socket_folder() -> Path:
 driver_mgr.register(KitSocketDriver)
 refuse_odd_parts()
 refuse_network_orders()
+take_memory_as_pieces_arrive()
