@@ -50,6 +50,7 @@ from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming import file_downloader
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobTask
+from nvflare.fuel.f3.streaming.byte_receiver import READ_TIMEOUT, RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import (
     BlobSizeError,
@@ -170,6 +171,33 @@ def test_an_announced_size_takes_no_memory(encoding: str | None) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**24
+
+
+def test_a_member_cannot_occupy_the_server_with_messages_that_do_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each occupies a thread for minutes. Other members' messages still arrive."""
+    monkeypatch.setattr(RxTask, "find_or_create_task", RxTask.find_or_create_task)
+    monkeypatch.setattr(RxTask, "rx_task_map", {})
+    gate.limit_unfinished_messages()
+    cell: Any = None
+
+    def begin(origin: str, number: int) -> Any:
+        keys = {StreamHeaderKey.STREAM_ID: number, StreamHeaderKey.SEQUENCE: 1}
+        headers = {**keys, cells.MessageHeaderKey.ORIGIN: origin}
+        return RxTask.find_or_create_task(Message(headers, b""), cell)
+
+    first, *others = (begin(f"h3.{k}", k) for k in range(gate.MAX_UNFINISHED))
+    assert None not in others
+    assert begin("h3", 100) is None
+    assert begin("h3.0", 0) is first
+    assert begin("h1", 100) is not None
+    first.completed = True
+    assert begin("h3", 101) is not None
+    assert begin("h3", 102) is None
+    late = time.monotonic() + READ_TIMEOUT + 1
+    monkeypatch.setattr(time, "monotonic", lambda: late)
+    assert begin("h3", 103) is not None
 
 
 def test_a_kit_holds_only_files_of_its_owner(shared_kits: dict[str, Path]) -> None:

@@ -11,7 +11,8 @@
   all. `ServerMessageFilter` drops all messages but those that a run needs. NVFlare's
   server also ends a run whose result it cannot decode, or one of whose sites reports a
   failure; `outlive_unreadable_results` and `outlive_reported_failures` prevent that.
-  `shorten_debug_texts` keeps a large message from blocking the server.
+  `shorten_debug_texts` keeps a large message from blocking the server, and
+  `limit_unfinished_messages` many messages that do not end.
 - **Every process.** A message can contain the path of any file of its receiver. If
   NVFlare sends this part of the message on, it sends the file: a site would answer a
   task with its notes. NVFlare also writes parts that the sender calls files to a folder
@@ -51,6 +52,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -95,6 +97,7 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.f3.message import Message
     from nvflare.fuel.f3.streaming import blob_streamer, file_downloader
     from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
+    from nvflare.fuel.f3.streaming.byte_receiver import READ_TIMEOUT, RxTask
     from nvflare.fuel.f3.streaming.download_service import (
         OBJ_DOWNLOADER_CHANNEL,
         OBJ_DOWNLOADER_TOPIC,
@@ -208,6 +211,9 @@ _JOB_FILE = re.compile(r"config/(?:\w[\w.-]*)?|(?:config/)?\.__nvfl_[\w.]+", re.
 # parts, and its records.
 MAX_RESULT_BYTES = 2**34
 MAX_RESULT_FILES = 10_000
+# The messages of a member whose last piece has not arrived. An honest site sends one or
+# two at a time; those of a process that ended count until NVFlare gives them up.
+MAX_UNFINISHED = 16
 MAX_LOGGED_STRANGERS = 100  # maximum number of strangers; each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _MAX_SOCKET_PATH = 100  # bytes; some systems refuse longer socket paths
@@ -216,6 +222,7 @@ _push_by_nvflare = FileTransferModule.push_folder
 _unpack_by_nvflare = FileTransferModule._unzip_file
 _validate_by_nvflare = JobMetaValidator.validate
 _verify_by_nvflare = utils.verify_cert_chain
+_find_stream_by_nvflare = RxTask.find_or_create_task
 # Each root whose certificates are checked, and the folder of trusted certificates.
 _checked_roots: dict[Any, Path] = {}
 logger = logging.getLogger("fednotes.gate")
@@ -508,6 +515,7 @@ class ServerMessageFilter(FLComponent):
         super().__init__()
         outlive_reported_failures()
         refuse_odd_submissions()
+        limit_unfinished_messages()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Install the filter when the server starts."""
@@ -654,6 +662,58 @@ def _refuse_file() -> str:
         ValueError: Always.
     """
     raise ValueError("a part of the message is a file, which no run needs")
+
+
+def limit_unfinished_messages() -> None:
+    """Drop messages of a member that has begun `MAX_UNFINISHED` others.
+
+    NVFlare reads messages in a fixed number of threads, each of which waits minutes for
+    the next piece. Without a limit, a member could occupy all of them with messages of
+    one piece, so that the server would receive nothing from anyone.
+    """
+    RxTask.find_or_create_task = _find_stream
+
+
+def _find_stream(message: Message, cell: CoreCell) -> RxTask | None:
+    """Return the message that a piece belongs to, in place of NVFlare's function.
+
+    Returns:
+        The message; None if the piece is dropped.
+    """
+    origin = str(message.get_header(_header.ORIGIN) or "")
+    number = message.get_header(StreamHeaderKey.STREAM_ID)
+    member, _, _ = origin.partition(".")  # a job's process appends the job's id
+    with RxTask.map_lock:
+        is_new = (origin, number) not in RxTask.rx_task_map
+        if is_new and _count_unfinished(member) >= MAX_UNFINISHED:
+            logger.error(
+                "dropped a message of %.80r, which has begun %d others and ended none",
+                member,
+                MAX_UNFINISHED,
+            )
+            return None
+    stream: RxTask | None = _find_stream_by_nvflare(message, cell)
+    if is_new and stream is not None:
+        stream.begun = time.monotonic()
+    return stream
+
+
+def _count_unfinished(member: str) -> int:
+    """Return the number of a member's messages whose last piece has not arrived.
+
+    Messages without a first piece, which NVFlare would keep, are given up as late as
+    others.
+    """
+    number = 0
+    for key, stream in list(RxTask.rx_task_map.items()):
+        if str(key[0]).partition(".")[0] != member or stream.completed or stream.failed:
+            continue
+        age = time.monotonic() - getattr(stream, "begun", time.monotonic())
+        if stream.stream_future is None and age > READ_TIMEOUT:
+            del RxTask.rx_task_map[key]
+        else:
+            number += 1
+    return number
 
 
 def refuse_network_orders() -> None:

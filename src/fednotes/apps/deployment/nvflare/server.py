@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from fednotes.apps.deployment.nvflare.gate import (
     install_certificate_check,
     limit_transfers,
+    limit_unfinished_messages,
     outlive_unreadable_results,
     permitting_download,
     permitting_upload,
@@ -381,6 +382,7 @@ class FednotesController(Controller):
         super().__init__(task_check_period=task_check_period)
         outlive_unreadable_results()
         shorten_debug_texts()
+        limit_unfinished_messages()
         # Site -> when its last heartbeat arrived.
         self._contacts: dict[str, float] = {}
 
