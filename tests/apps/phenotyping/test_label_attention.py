@@ -243,7 +243,9 @@ def test_reading_chunks_in_parts_changes_neither_scores_nor_gradients(
         assert gradient is not None
         assert other is not None
         assert gradient.abs().max() > 0, name
-        assert torch.allclose(gradient, other, atol=1e-6), name
+        # Parts have other shapes, for which kernels add up in another order; old
+        # processors differ by up to 3e-5 of the norm after two layers in float32.
+        assert (gradient - other).norm() < 1e-4 * gradient.norm(), name
 
 
 def test_only_as_many_chunks_as_the_settings_say_are_read_at_once(
