@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -263,6 +266,25 @@ def test_a_marker_leads_to_its_statement() -> None:
     assert {line: statement and statement.lineno for line, statement in begins.items()} == {
         1: None, 2: None, 3: 4, 5: 4, 8: 8, 9: 10, 11: 11, 12: None,
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_mutants_use_only_names_that_exist(tmp_path: Path) -> None:
+    """A test that fails for a missing name says nothing about the changed line."""
+    files = {}
+    for number, change in enumerate(mutate.collected(ROOT)):
+        if change.path.suffix == ".py":
+            path = tmp_path / f"mutant_{number}.py"
+            path.write_text(change.source, "utf-8")
+            files[path.name] = change.of
+    words = ["check", "--isolated", "--select", "F821", "--output-format", "json"]
+    ruff = Path(sys.executable).with_name("ruff")
+    run = subprocess.run(
+        [ruff, *words, tmp_path], capture_output=True, check=False, text=True
+    )
+    problems = json.loads(run.stdout)
+    wrong = [(files[Path(p["filename"]).name], p["message"]) for p in problems]
+    assert not wrong
 
 
 @pytest.mark.slow
