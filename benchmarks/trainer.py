@@ -77,16 +77,16 @@ def compare(parts: Parts, seed: int, options: argparse.Namespace) -> float:
     model = train_ours(parts, seed, options)
     seconds = time.process_time() - start
     texts = [document.text for document in parts["test"]]
-    found = [document.spans for document in model.stream(texts, batch=256)]
-    show("fednotes", seed, seconds, predict.f1(parts["test"], found))
+    spans = [document.spans for document in model.stream(texts, batch=256)]
+    show("fednotes", seed, seconds, predict.f1(parts["test"], spans))
 
     fastest = float("inf")
     for precision in ("float32", "bfloat16"):
         start = time.process_time()
         trainer = train_with_trainer(parts, seed, precision, options)
         other_seconds = time.process_time() - start
-        found = find_mentions(trainer, parts)
-        f1 = predict.f1(parts["test"], found)
+        spans = find_mentions(trainer, parts)
+        f1 = predict.f1(parts["test"], spans)
         show(f"Trainer, {precision}", seed, other_seconds, f1)
         fastest = min(fastest, other_seconds)
     return fastest / seconds

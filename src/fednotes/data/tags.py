@@ -173,12 +173,9 @@ def encode_mentions(
     Raises:
         DataError: The tag set lacks the label of a mention.
     """
-    by_label: dict[str, list[Span]] = {}
-    for span in spans:
-        by_label.setdefault(span.label, []).append(span)
     ranges = [np.zeros((0, 3), np.int64)]
-    for of_label in by_label.values():
-        ids, _ = encode_tags(of_label, tokens, tagset)
+    for label_spans in _group_by_label(spans):
+        ids, _ = encode_tags(label_spans, tokens, tagset)
         ranges.append(np.stack(find_spans(ids, tagset), 1))
     joined = np.concatenate(ranges)
     return joined[np.lexsort(joined.T[::-1])]
@@ -418,16 +415,21 @@ def _flatten_each_label(
     spans: Sequence[Span],
 ) -> tuple[tuple[Span, ...], FlattenCounts]:
     """Apply the rule "outermost" of `flatten` to the mentions of each label."""
+    flat: list[Span] = []
+    counts = FlattenCounts()
+    for label_spans in _group_by_label(spans):
+        label_flat, changes = flatten(label_spans, "outermost")
+        flat += label_flat
+        counts += changes
+    return tuple(sorted(flat)), counts
+
+
+def _group_by_label(spans: Iterable[Span]) -> Iterable[list[Span]]:
+    """Return the spans of each label, in the order of the labels' first spans."""
     by_label: dict[str, list[Span]] = {}
     for span in spans:
         by_label.setdefault(span.label, []).append(span)
-    kept: list[Span] = []
-    counts = FlattenCounts()
-    for of_label in by_label.values():
-        flat, changes = flatten(of_label, "outermost")
-        kept += flat
-        counts += changes
-    return tuple(sorted(kept)), counts
+    return by_label.values()
 
 
 def _join_pieces(span: Span, rule: FlattenRule) -> Span:

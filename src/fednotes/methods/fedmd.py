@@ -163,9 +163,9 @@ class Config:
 
     def for_site(self, site: str) -> Config:
         """Return the settings of one site, with the facts that concern all sites."""
-        own: Config = self.site_configs.get(site, self)
+        site_config: Config = self.site_configs.get(site, self)
         return replace(
-            own,
+            site_config,
             rounds=self.rounds,
             seed=self.seed,
             tags=self.tags,

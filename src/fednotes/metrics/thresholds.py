@@ -51,8 +51,8 @@ def score_thresholds(metrics: Mapping[str, float]) -> dict[float, float]:
     scores: dict[float, float] = {}
     for threshold in THRESHOLDS:
         predicted = max(0.0, metrics.get(f"{_HEAD}/{threshold:g}/predicted", 0.0))
-        found = metrics.get(f"{_HEAD}/{threshold:g}/tp", 0.0)
-        f1 = 2 * found / (gold + predicted)  # [scorer threshold]
+        true_positives = metrics.get(f"{_HEAD}/{threshold:g}/tp", 0.0)
+        f1 = 2 * true_positives / (gold + predicted)  # [scorer threshold]
         # Rounded counts may give more than 1.
         scores[threshold] = min(1.0, max(0.0, f1))
     return scores
