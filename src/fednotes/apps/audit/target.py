@@ -105,11 +105,13 @@ def _load_home_job(
     return job
 
 
-def _read_run_job(folder: Path) -> tuple[Job, Mapping[str, Any]]:
-    """Return a run's job and its table."""
-    record = read_job_record(folder)
+def _read_run_job(run: Path) -> tuple[Job, Mapping[str, Any]]:
+    """Return the job of a run and the job's table, as the run's folder records them."""
+    record = read_job_record(run)
     table = as_mapping(record.get("table"))
-    job = parse_job(table, folder.name, Path(str(record.get("folder"))), str(folder))
+    # The paths in the table are relative to the folder of the job file.
+    job_folder = Path(str(record.get("folder")))
+    job = parse_job(table, run.name, folder=job_folder, where=str(run))
     return job, table
 
 

@@ -61,18 +61,23 @@ def make_population_trial(
 ) -> Trial:
     """Return the trial of an attack whose targets are the whole population.
 
+    The targets are all items that the audited site has, such as its concepts, and not a
+    sample of them.
+
     Args:
         scene: The job.
-        score_items: Returns the scores of targets and decoys.
+        score_items: Returns the scores of the targets (present) and decoys (absent).
         reason_if_none: Why the attack does not apply if there are no scores.
 
     Raises:
-        NotApplicable: There are no targets, or no decoys.
+        NotApplicable: There are no scores, or the site has all items or none, so there
+            are no targets or no decoys.
     """
-    present, absent = score_items(scene)
-    if not len(present) or not len(absent):
+    scores = score_items(scene)
+    if not len(scores.present) or not len(scores.absent):
         raise NotApplicable(f"{reason_if_none}, or nothing at the site differs")
-    return Trial.from_scores(present, absent).drop_interval()
+    # The trial's interval is that of a sample, and nothing was sampled here.
+    return Trial.from_scores(scores.present, scores.absent).drop_interval()
 
 
 def split_by_site(scores: np.ndarray, has: list[np.ndarray]) -> ItemScores:
