@@ -870,12 +870,13 @@ class SiteGuard:
             check_storage(policy, self._measure_stored_bytes() + more + LEDGER_BYTES)
 
     def _require_room_for_line(self) -> None:
-        """Raise NoRoom unless a line of the ledger may be written."""
-        with suppress(RefusedError):
-            # If the policy cannot be read, this line may be about to record that. The
-            # newest policy that could be read then still limits the ledger.
-            self._read_policy()
-        policy = self._newest_policy
+        """Raise NoRoom if the policy leaves no room for a line of the ledger."""
+        try:
+            policy = self._read_policy()
+        except RefusedError:
+            # The line may be about to record just this: that the policy cannot be read.
+            # So it is not refused, but the last policy that could be read limits it.
+            policy = self._newest_policy
         if not policy.max_stored_bytes:
             return
         try:
@@ -1293,7 +1294,7 @@ class SiteGuard:
         """
         self._read_job_lines(policy)
         updates = self._job_lines.updates.get(update.task, set()) | {answered}
-        refused = self._find_refused_questions(update.task, updates)
+        refused = self._find_unanswered_questions(update.task, updates)
         number = len(updates) + len(refused)
         if update.tensors and update.is_of_training:
             return number
@@ -1313,7 +1314,9 @@ class SiteGuard:
         """
         self._read_job_lines(policy)
         updates = self._job_lines.updates.get(facts.task, set())
-        refused = self._find_refused_questions(facts.task, updates, question)
+        refused = self._find_unanswered_questions(
+            facts.task, updates, about_to_refuse=question
+        )
         number = len(updates) + len(refused)
         if facts.is_of_training:
             return number
@@ -1322,20 +1325,24 @@ class SiteGuard:
             return number - SPARE
         return max(len(models) + len(refused), number - SPARE)
 
-    def _find_refused_questions(
-        self, task: str, updates: Collection[AnsweredQuestion], *new_questions: str
+    def _find_unanswered_questions(
+        self,
+        task: str,
+        answered: Collection[AnsweredQuestion],
+        *,
+        about_to_refuse: str | None = None,
     ) -> set[str]:
         """Return the questions of a task that were refused and never answered.
 
         Args:
             task: The task.
-            updates: The answers to the task.
-            new_questions: Questions that are about to be refused.
+            answered: The questions of the task that were answered.
+            about_to_refuse: A further question, which is about to be refused.
         """
-        refused = self._job_lines.refused_questions.get(task, set()).union(
-            new_questions
-        )
-        return refused.difference(update.question for update in updates)
+        refused = set(self._job_lines.refused_questions.get(task, ()))
+        if about_to_refuse is not None:
+            refused.add(about_to_refuse)
+        return refused - {each.question for each in answered}
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
         """Raise Withheld if the clock was set back, which makes `hours` meaningless."""
