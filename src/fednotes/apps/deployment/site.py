@@ -609,14 +609,18 @@ class AgreedSite:
         return State(state.round, state.tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Return to a saved state, which may be one from before the agreement."""
+        """Return to a saved state; for a new site, which has not agreed yet."""
         text = state.facts["descriptions"]
-        if text:
-            fingerprint = compute_agreement_fingerprint(
-                self._job, decode_descriptions(text)
-            )
-            self._create_method_site(text, fingerprint)
-            self.site.restore(State(state.round, state.tensors, state.facts["own"]))
+        if not text:
+            # The state was saved before the agreement, so a new site is in this state.
+            return
+        # The server's fingerprint is not saved. When the sites agreed, it was equal to
+        # the one that this site computes from the same descriptions.
+        fingerprint = compute_agreement_fingerprint(
+            self._job, decode_descriptions(text)
+        )
+        self._create_method_site(text, fingerprint)
+        self.site.restore(State(state.round, state.tensors, state.facts["own"]))
 
 
 # ---- messages that may leave the site ------------------------------------------------

@@ -254,7 +254,9 @@ class Watch:
         steps: dict[str, Step] = {}
         for run, job in newest_jobs.items():
             if run in aborted_job_ids:
-                self._end_aborted(server, run, job=job, job_id=aborted_job_ids[run])
+                self._end_aborted(
+                    server, run, newest_job=job, aborted_job_id=aborted_job_ids[run]
+                )
                 steps[run] = "done"
                 continue
             if not str(job["status"]).startswith("FINISHED"):
@@ -269,23 +271,38 @@ class Watch:
         return steps
 
     def _end_aborted(
-        self, server: ServerJobs, run: str, *, job: Mapping[str, Any], job_id: str
+        self,
+        server: ServerJobs,
+        run: str,
+        *,
+        newest_job: Mapping[str, Any],
+        aborted_job_id: str,
     ) -> None:
-        """End a run that a person aborted, including a submission that came later.
+        """End a run of which a person aborted a submission.
+
+        The run may have been submitted again after that one; its newest submission is
+        aborted, too.
 
         Args:
             server: The server's jobs and sites.
             run: The run's name.
-            job: The newest submission.
-            job_id: The submission that the person aborted.
+            newest_job: The newest submission.
+            aborted_job_id: The submission that the person aborted.
         """
-        if not str(job["status"]).startswith("FINISHED"):
-            server.abort(job)
-        path = self.state / run / OUTCOME_FILE
-        if read_submission_outcome(path.parent, job_id).get("status") != "aborted":
-            write_json(path, {"job_id": job_id, "status": "aborted", "lines": 0})
-            watched = self.runs.setdefault(run, WatchedRun())
-            _log_once(watched, f"{run}: aborted")
+        has_ended = str(newest_job["status"]).startswith("FINISHED")
+        if not has_ended:
+            server.abort(newest_job)
+
+        folder = self.state / run
+        outcome = read_submission_outcome(folder, aborted_job_id)
+        if outcome.get("status") == "aborted":
+            return  # an earlier examination has recorded and logged it
+        write_json(
+            folder / OUTCOME_FILE,
+            {"job_id": aborted_job_id, "status": "aborted", "lines": 0},
+        )
+        watched = self.runs.setdefault(run, WatchedRun())
+        _log_once(watched, f"{run}: aborted")
 
     def _report_unknown_sites(
         self, run: str, job: Mapping[str, Any], connected_sites: frozenset[str]
