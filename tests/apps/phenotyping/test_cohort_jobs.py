@@ -111,6 +111,14 @@ def test_counts_of_patients_and_damaged_rows_are_reported(place: Path) -> None:
     assert SECRET not in "".join(notes)
 
 
+def test_codes_to_hold_out_that_nobody_has_are_reported(place: Path) -> None:
+    sites = load(place, sites={"a": SITE}, phenotypes={"gout": ["icd9:274"]})
+    assert (
+        "a: codes held out of stage 1, with the number of patients who had them: no patient had any"
+    ) in sites.remarks
+    assert "a: codes to hold out that no patient has: icd9:274" in sites.remarks
+
+
 def test_label_counts_cover_the_training_patients(place: Path) -> None:
     sites = load(
         place,

@@ -406,19 +406,19 @@ def _select_codes_for_stage_1(
         )
     if not tables.held_out:
         return codes, messages
-    remaining, counts = remove_held_out_codes(codes, tables.held_out)
-    return remaining, messages + _describe_held_out_codes(counts)
+    remaining, patient_counts = remove_held_out_codes(codes, tables.held_out)
+    return remaining, messages + _describe_held_out_codes(patient_counts)
 
 
-def _describe_held_out_codes(counts: Mapping[str, int]) -> list[str]:
+def _describe_held_out_codes(patient_counts: Mapping[str, int]) -> list[str]:
     """Return messages about the codes that stage 1 does not see.
 
     Args:
-        counts: Number of patients with each code.
+        patient_counts: Each held-out code → number of the site's patients who had it.
     """
-    present = [f"{code} {count:,}" for code, count in counts.items() if count]
-    absent = [code for code, count in counts.items() if not count]
-    shown_codes = ", ".join(present) or "none, nobody"
+    present = [f"{code} {count:,}" for code, count in patient_counts.items() if count]
+    absent = [code for code, count in patient_counts.items() if not count]
+    shown_codes = ", ".join(present) or "no patient had any"
     messages = [
         (
             "codes held out of stage 1, with the number of patients who had "
