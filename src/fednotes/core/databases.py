@@ -500,17 +500,24 @@ def hide_passwords(text: str) -> str:
 
 
 def _has_password(text: str) -> bool:
-    """Return whether a URL has a password, even if it is not a valid URL."""
-    remainder = text.split(":/", 1)[-1]
+    """Return whether a URL has a password, even if it is not a valid URL.
+
+    Passwords are recognised in `postgresql://USER:PASSWORD@HOST`, in the same with a
+    slash missing, and in options such as `?password=PASSWORD`.
+    """
     if text.lower().startswith("sqlite"):
-        return False
-    before_host, sign, _ = remainder.rpartition("@")
-    if sign and ":" in before_host:
+        return False  # a file needs none, and its path may contain ":" and "@"
+
+    after_scheme = text.split(":/", 1)[-1]
+    # A password may contain "@", so the host begins after the last one.
+    user_and_password, at_sign, _ = after_scheme.rpartition("@")
+    if at_sign and ":" in user_and_password:
         return True
+
     try:
         options = parse_qsl(urlsplit(text).query, keep_blank_values=True)
     except ValueError:
-        return True  # it cannot be read, so nothing says that it has none
+        return True  # the options cannot be read, so one of them may be a password
     return any("passw" in name.lower() for name, _ in options)
 
 
