@@ -285,18 +285,17 @@ class Server(averaging.Server):
 def make_finetune_config(
     config: Config, tags: TagSet, **changes: Any
 ) -> finetune.Config:
-    """Convert the settings to those of fine-tuning.
+    """Convert the settings to those of fine-tuning, which trains both models.
 
     Args:
         config: The settings.
         tags: The tags of the fine-tuned model.
         **changes: Settings of fine-tuning that differ from `config`.
     """
-    values = {
-        setting.name: getattr(config, setting.name) for setting in fields(Averaging)
-    }
-    values["privacy"] = config.privacy
-    values["min_sites"] = config.min_sites
+    # Both methods have these settings: those of their common base, and two that each of
+    # them defines for itself.
+    names = [setting.name for setting in fields(Averaging)] + ["privacy", "min_sites"]
+    values = {name: getattr(config, name) for name in names}
     values.update(changes)
     return finetune.Config(**values, model=config.model, tags=tags)
 
