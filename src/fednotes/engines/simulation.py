@@ -76,6 +76,7 @@ class Simulation(Rounds):
                 threshold=threshold,
                 threshold_of_drawn=threshold_of_drawn,
             )
+            # The sites' parts in the secure sum, which are played here.
             self.seals = {
                 name: SecureSeal(
                     name,
@@ -272,11 +273,18 @@ class _SimulatedExchange:
         *,
         least: int | None = None,  # noqa: ARG002 - part of `Exchange`
     ) -> Replies:
-        """Send one of the protocol's own messages to the sites."""
-        blank = self._make_request(name, Attached())
+        """Send each site its message of a stage of the secure sum; return the replies.
+
+        Args:
+            name: The stage, which begins with "@".
+            attached: What each site receives.
+            least: Ignored, because every site answers.
+        """
+        # The messages of a stage differ only in what is attached, not in their number.
+        common_request = self._make_request(name, Attached())
         replies = {}
-        for site, for_site in attached.items():
-            request = replace(blank, attached=for_site)
+        for site, site_attached in attached.items():
+            request = replace(common_request, attached=site_attached)
             answer = self._engine.seals[site].answer_stage(request)
             replies[site] = self._make_reply(request, site, answer)
         return replies

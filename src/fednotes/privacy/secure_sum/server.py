@@ -273,17 +273,17 @@ class SecureServer:
         self._require_enough(len(self._answers), "opened shares")
         layout = self._sum.layout
         layout_digest = layout.compute_digest()
-        streams = []
+        keys = []  # of the masks that are still in the sum, with their opposite sign
         for site in self.survivors:
-            stream = derive_self_mask_key(
+            self_key = derive_self_mask_key(
                 self._rebuild_seed(site), self._session, layout_digest
             )
-            streams.append((stream, -1))
+            keys.append((self_key, -1))
         for site in self.roster:
             if site not in self.survivors:
-                streams += self._undo_pair_masks(site, layout_digest)
+                keys += self._derive_cancelling_keys(site, layout_digest)
         self.phase = "closed"
-        crypto.add_streams(self._sum.words, streams)
+        crypto.add_streams(self._sum.words, keys)
         return decode_sum(self._sum.words, layout, self.survivors)
 
     def _rebuild_seed(self, site: str) -> bytes:
@@ -299,17 +299,22 @@ class SecureServer:
         }
         return self._rebuild_secret(site, shares, matches_commitment, "mask")
 
-    def _undo_pair_masks(
+    def _derive_cancelling_keys(
         self, dropped: str, layout_digest: bytes
     ) -> list[tuple[bytes, int]]:
-        """Return streams that cancel the survivors' pair masks with a dropped site.
+        """Return the keys that cancel the survivors' pair masks with a dropped site.
+
+        Each survivor has added its pair mask with the dropped site, which would have
+        added the same mask with the opposite sign. The dropped site's private key,
+        rebuilt from the opened shares, gives the secret of each pair again.
 
         Args:
             dropped: The dropped site.
             layout_digest: Digest of the layout.
 
         Returns:
-            The key of each stream, with its sign.
+            The key of the pair mask with each survivor, and the sign with which its
+            stream is added to the sum.
         """
 
         def matches_public_key(raw: bytes) -> bool:
@@ -321,17 +326,19 @@ class SecureServer:
             opener: answer.keys[dropped] for opener, answer in self._answers.items()
         }
         raw_key = self._rebuild_secret(dropped, shares, matches_public_key, "key")
-        key = crypto.load_private_key(raw_key)
-        streams = []
+        private_key = crypto.load_private_key(raw_key)
+        keys = []
         for site in self.survivors:
-            secret = crypto.compute_shared_secret(key, self._keys[site].masking, site)
-            stream = derive_pair_mask_key(
+            secret = crypto.compute_shared_secret(
+                private_key, self._keys[site].masking, site
+            )
+            pair_key = derive_pair_mask_key(
                 secret, self._session, site, dropped, layout_digest
             )
             # The opposite of the sign that the survivor used.
             sign = -1 if site < dropped else 1
-            streams.append((stream, sign))
-        return streams
+            keys.append((pair_key, sign))
+        return keys
 
     def _rebuild_secret(
         self,
@@ -526,13 +533,22 @@ class ServerChain:
         return self._current
 
     def add_masked(self, message: MaskedMessage) -> None:
-        """Accept a masked update and the next keys in it."""
+        """Accept a masked update, and the site's keys of the next exchange in it.
+
+        A site whose keys cannot be used takes no part in the next exchange; its update
+        counts in this one.
+
+        Raises:
+            RefusedError: The update is wrong, late or repeated.
+        """
         self.current.add_masked(message)
         if self._next is None:
             self._next = self._make_server(self.number + 1)
-        if message.next_keys is not None and message.next_keys.site == message.site:
-            with suppress(RefusedError):  # the update still counts
-                self._next.add_keys(message.next_keys)
+        keys = message.next_keys
+        # A site may not send keys in the name of another one.
+        if keys is not None and keys.site == message.site:
+            with suppress(RefusedError):
+                self._next.add_keys(keys)
 
     def make_requests(self) -> tuple[dict[str, UnmaskRequest], dict[str, KeysMessage]]:
         """Return the request to each survivor, and the keys of the next exchange."""
@@ -556,14 +572,20 @@ class ServerChain:
     def open_total(self) -> Total:
         """Open the sum over the survivors, and return it.
 
-        If the next exchange is prepared, it becomes the current one.
+        If enough sites sent keys and shares for the next exchange, it becomes the
+        current one. Otherwise there is no current exchange, and the server must `start`
+        one.
+
+        Raises:
+            TrainingError: As `SecureServer.open_total`.
         """
         total = self.current.open_total()
         next_exchange = self._next
         self._current = None
         self._next = None
+        # In this phase, the next exchange has keys of enough sites (`make_requests`).
         if next_exchange is not None and next_exchange.phase == "shares":
-            with suppress(TrainingError):  # too few sites; `start` the next exchange
+            with suppress(TrainingError):  # too few sites sent shares
                 next_exchange.collect_boxes()
                 self._current = next_exchange
                 self.number += 1
