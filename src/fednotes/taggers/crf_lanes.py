@@ -71,6 +71,11 @@ LANES = 8
 # ---- vectors of lanes ----------------------------------------------------------------
 # numba has no type for a vector, and LLVM vectorises few loops over eight numbers in
 # arrays, because it must assume that these overlap.
+#
+# An `@intrinsic` describes a function that kernels call. It receives the types of the
+# call's arguments, and returns the function's type, result(parameters), and `generate`,
+# which returns its LLVM instructions; `args` there are the arguments. An array of
+# floats is only aligned to 8 bytes, so vectors are loaded and stored with `align=8`.
 
 _FLOATS = ir.VectorType(ir.DoubleType(), LANES)
 _BITS = ir.VectorType(ir.IntType(64), LANES)
@@ -174,8 +179,10 @@ def _load(typing_context, array, t, j):
     """Return array[t, j] of an array (tokens, columns, LANES)."""
 
     def generate(context, builder, signature, args):
-        indices = [*args[1:], ir.Constant(args[1].type, 0)]
-        address = _find_pointer(context, builder, signature.args[0], args[0], indices)
+        first_lane = [*args[1:], ir.Constant(args[1].type, 0)]  # the element [t, j, 0]
+        address = _find_pointer(
+            context, builder, signature.args[0], args[0], first_lane
+        )
         vector = builder.bitcast(address, _FLOATS.as_pointer())
         return builder.load(vector, align=8)
 
@@ -187,8 +194,10 @@ def _store(typing_context, array, t, j, value):
     """Set array[t, j] of an array (tokens, columns, LANES)."""
 
     def generate(context, builder, signature, args):
-        indices = [*args[1:3], ir.Constant(args[1].type, 0)]
-        address = _find_pointer(context, builder, signature.args[0], args[0], indices)
+        first_lane = [*args[1:3], ir.Constant(args[1].type, 0)]  # element [t, j, 0]
+        address = _find_pointer(
+            context, builder, signature.args[0], args[0], first_lane
+        )
         vector = builder.bitcast(address, _FLOATS.as_pointer())
         builder.store(args[3], vector, align=8)
         return context.get_dummy_value()

@@ -56,12 +56,16 @@ def mark_places(tags: np.ndarray, tagset: TagSet) -> np.ndarray:
     Returns:
         (sentences, steps, types, places) bool; places are `START`, `INSIDE`, `END`.
     """
-    # An empty word after each sentence keeps the mentions of sentences apart.
+    # All sentences are read as one sequence of words. A word outside mentions (tag 0)
+    # after each sentence keeps the mentions of two sentences apart.
     separated = np.pad(tags, ((0, 0), (0, 1)))
-    steps = separated.shape[1]
     first, stop, kind = find_spans(separated.ravel(), tagset)
-    sentence, first_word = np.divmod(first, steps)
-    mentions = np.stack([sentence, first_word, first_word + stop - first, kind], 1)
+
+    # From places in the sequence to sentences, and words of these.
+    sentence_steps = separated.shape[1]
+    sentence, first_word = np.divmod(first, sentence_steps)
+    stop_word = stop - sentence * sentence_steps
+    mentions = np.stack([sentence, first_word, stop_word, kind], 1)
     return mark_mentions(mentions, (*tags.shape, len(tagset.types)))
 
 
