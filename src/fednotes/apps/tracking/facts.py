@@ -29,7 +29,7 @@ MEAN = "mean"  # in place of a site: the mean over all sites
 _COSTS = ("rounds", "seconds", "bytes_up", "bytes_down", "examples")
 # Values of an evaluation that are not curves of the whole part.
 _NOT_CURVES = {"part", "condition", "round", "site", "sites", "took_part"}
-_SITE_TABLE = "sites."
+_SITES_PREFIX = "sites."  # of the names of all settings in the tables of sites
 _MAX_ROUNDS = 2**53  # tools store a round in 64 bits
 # Where the federated model of a run is; a run may have one for each site.
 _FEDERATED_MODELS = ("model", "federated/model", "federated/sites/*/model")
@@ -103,12 +103,12 @@ def read_run_facts(folder: Path) -> RunFacts:
     try:
         shown = show_job(table)
     except FednotesError:  # a job of another version, or of a deleted application
-        settings = dict(_flatten(table))
+        settings = dict(_name_values(table))
     else:
         toml = shown.to_toml()
         for setting in shown.settings:
             place = f"{setting.table}.{setting.key}".removeprefix(".")
-            if setting.value is not None and not place.startswith(_SITE_TABLE):
+            if setting.value is not None and not place.startswith(_SITES_PREFIX):
                 settings[place] = str(setting.value)
     title = progress.title or str(table.get("title", ""))
     seed = table.get("seed", progress.seed)
@@ -151,14 +151,24 @@ def _drop_folders(value: Any) -> Any:
     return value
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of nested tables as text, without those of sites."""
+def _name_values(
+    table: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each value in nested tables, and the value as text.
+
+    A name is the keys that lead to the value, joined by dots. The tables of sites are
+    left out.
+
+    Args:
+        table: The tables.
+        prefix: The beginning of the names.
+    """
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            if f"{prefix}{key}." != _SITE_TABLE:
-                yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", str(value)
+        name = f"{prefix}{key}"
+        if not isinstance(value, Mapping):
+            yield name, str(value)
+        elif f"{name}." != _SITES_PREFIX:
+            yield from _name_values(value, f"{name}.")
 
 
 # ---- curves and scores ---------------------------------------------------------------

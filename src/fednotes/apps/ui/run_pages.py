@@ -147,8 +147,8 @@ class RunPages:
         comparison = None
         refresh = 0
         if request.query_params.get("test"):
-            comparison = self._find_comparison(
-                first, condition, second, against, metric
+            comparison = self._request_comparison(
+                first, second, condition=condition, against=against, metric=metric
             )
             if comparison is None:
                 refresh = _REFRESH_WORK
@@ -170,11 +170,25 @@ class RunPages:
             **collect_comparison(sides),
         )
 
-    def _find_comparison(
-        self, first: str, condition: str, second: str, against: str, metric: str
+    def _request_comparison(
+        self, first: str, second: str, *, condition: str, against: str, metric: str
     ) -> Comparison | None:
-        """Return the test of the difference of two runs; None while it is computed."""
-        key = (first, condition, second, against, metric)
+        """Return the test of the difference of two runs; None while it is computed.
+
+        The first request starts the computation in the background. The page then asks
+        again until there is a result, which is kept.
+
+        Args:
+            first: Name of the first run.
+            second: Name of the second run.
+            condition: Condition of the first run.
+            against: Condition of the second run.
+            metric: The metric to compare.
+
+        Raises:
+            FednotesError: The runs cannot be compared.
+        """
+        key = (first, second, condition, against, metric)
         if key not in self._comparisons:
             self._comparisons[key] = BackgroundWork(
                 partial(
