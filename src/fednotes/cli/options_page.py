@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,14 +34,14 @@ a command's options in more detail, and `-h` is short for `--help`.
 the file or folder to write.
 
 """
-_OLD = """
+_BEFORE_OLD_NAMES = """
 ## Renamed options
 
 The old names work for one version. They are not in the help, and a command that is
 called with one prints the new name to stderr.
 
 """
-_MOVED = """
+_AFTER_OLD_NAMES = """
 `--format` of `predict` now names the format to read. Without `--to`, `predict` refuses
 a `--format` that it can also write, because the option may be meant in its old sense.
 """
@@ -108,18 +108,32 @@ def _add_new(values: list[str], value: str) -> None:
 def format_page() -> str:
     """Return the page of option names, in Markdown."""
     group = typer.main.get_group(app)
-    lines = ["| option | meaning | commands |", "|---|---|---|"]
+    options = []
     for option in list_options(group):
+        # Commands may take different values; the page then shows the name alone.
         shown = option.shown[0] if len(option.shown) == 1 else option.name
         meaning = MEANINGS.get(option.name) or option.meanings[0]
-        lines.append(_format_row(f"`{shown}`", meaning, _format_names(option.commands)))
+        options.append((f"`{shown}`", meaning, _format_names(option.commands)))
+    old_names = [
+        (f"`{old}`", f"`{new}`", _format_names(commands))
+        for (old, new), commands in sorted(_find_old_names(group).items())
+    ]
 
-    old_lines = ["| old name | new name | commands |", "|---|---|---|"]
-    for (old, new), commands in sorted(_find_old_names(group).items()):
-        cells = (f"`{old}`", f"`{new}`", _format_names(commands))
-        old_lines.append(_format_row(*cells))
-    tables = ("\n".join(each) + "\n" for each in (lines, old_lines))
-    return _HEAD + _OLD.join(tables) + _MOVED
+    sections = [
+        _HEAD,
+        _format_table(("option", "meaning", "commands"), options),
+        _BEFORE_OLD_NAMES,
+        _format_table(("old name", "new name", "commands"), old_names),
+        _AFTER_OLD_NAMES,
+    ]
+    return "".join(sections)
+
+
+def _format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, with a line break at its end."""
+    lines = [_format_row(*head), "|" + "---|" * len(head)]
+    lines.extend(_format_row(*row) for row in rows)
+    return "\n".join(lines) + "\n"
 
 
 def _format_names(names: Sequence[str]) -> str:
