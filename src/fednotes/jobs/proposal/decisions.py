@@ -164,9 +164,9 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         encoder = MINILM
     conditions = _CONDITIONS.get(method.value, ALL_CONDITIONS)
     remarks = [*_list_remarks(facts, sites, types)]
-    left_out = _find_left_out_types(sites, types)
-    if left_out:
-        remarks.insert(0, _describe_left_out(left_out, types))
+    unannotated = _find_unannotated_types(sites, types)
+    if unannotated:
+        remarks.insert(0, _describe_unannotated_types(unannotated, types))
     unshared_types = find_unshared_types(list(types.values()))
     common_types: tuple[str, ...] = ()
     if "pooled" in conditions and unshared_types:
@@ -189,16 +189,16 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
     )
 
 
-def _find_left_out_types(
+def _find_unannotated_types(
     sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
 ) -> dict[str, list[str]]:
-    """Return the types that each site seems to leave out: site → types.
+    """Return the types that each site seems not to annotate: site → types.
 
     The types that are most frequent at the other sites come first.
     """
     notes = {site.name: site.notes for site in sites}
     total = sum(types.values(), Counter[str]())
-    left_out = {}
+    unannotated = {}
     for site in _list_informative_sites(sites):
         labels = [
             label
@@ -206,35 +206,40 @@ def _find_left_out_types(
             if is_left_out(label, site.name, types, notes)
         ]
         if labels:
-            left_out[site.name] = labels
-    return left_out
+            unannotated[site.name] = labels
+    return unannotated
 
 
-def _describe_left_out(
-    left_out: Mapping[str, Sequence[str]], types: Mapping[str, Counter[str]]
+def _describe_unannotated_types(
+    unannotated: Mapping[str, Sequence[str]], types: Mapping[str, Counter[str]]
 ) -> str:
     """Return which site never annotates which types, and what that may mean.
 
     Args:
-        left_out: The types that each site leaves out.
+        unannotated: The types that each site never annotates.
         types: Number of mentions by entity type, for each site.
     """
     clauses = []
-    for site, labels in left_out.items():
-        others = [
+    for site, labels in unannotated.items():
+        annotating_sites = [
             name
             for name, counts in types.items()
             if any(label in counts for label in labels)
         ]
-        mentions = sum(types[name][label] for name in others for label in labels)
-        owner = f"{others[0]} has" if len(others) == 1 else "other sites have"
+        num_mentions = sum(
+            types[name][label] for name in annotating_sites for label in labels
+        )
+        owner = "other sites have"
+        if len(annotating_sites) == 1:
+            owner = f"{annotating_sites[0]} has"
         clauses.append(
             f"{site} never annotates {_join_names(labels)}, which {owner} "
-            f"{format_count(mentions, 'time')}"
+            f"{format_count(num_mentions, 'time')}"
         )
-    unshown = len(clauses) - _MAX_CLAUSES
-    if unshown > 0:
-        clauses[_MAX_CLAUSES:] = [f"so with {format_count(unshown, 'more site')}"]
+    num_unshown = len(clauses) - _MAX_CLAUSES
+    if num_unshown > 0:
+        more_sites = format_count(num_unshown, "more site")
+        clauses[_MAX_CLAUSES:] = [f"types are missing at {more_sites}, too"]
     return (
         f"{'; '.join(clauses)}: either annotators leave such mentions out (then method "
         '"distill" fits, which learns a type only where it is annotated), or the notes '
@@ -373,7 +378,7 @@ def _choose_method(
             "The notes have no annotations, so sites can pre-train a language model on "
             "them.",
         )
-    if _find_left_out_types(sites, types):
+    if _find_unannotated_types(sites, types):
         return Choice(
             "distill",
             "The sites annotate different entity types, and distillation trains one "
