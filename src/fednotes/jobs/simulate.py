@@ -27,6 +27,7 @@ from fednotes.core.tensors import require_deterministic_kernels
 from fednotes.core.types import SiteData
 from fednotes.engines.remote_programs import wait_for_links
 from fednotes.engines.rounds import RoundResult
+from fednotes.jobs.causes import Cause
 from fednotes.jobs.job import Job, Sites, count_data
 from fednotes.jobs.left_out import LeftOutSite, TrainedModels, find_trained_models
 from fednotes.jobs.left_out_sites import explain_others_not_left_out, list_others
@@ -172,7 +173,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
         facts = count_data(job, sites.data)
         files = digest_model_files(job)
         useful = count_useful_workers([len(part.sites) for part in parts])
-        pool.open(job, out, sites.data, useful)
+        pool.finish_opening(job, out, sites.data, useful)
         record_inputs(
             job,
             out,
@@ -558,14 +559,7 @@ def _make_result(
         pool: The workers that trained the parts.
     """
     by_condition = _group_by_condition(outcomes)
-    # What other sites train is scored at the left-out site, and not at their own.
-    unscored = {part.name for part in parts if part.training}
-    scores = _RunScores.collect(
-        _group_by_condition(
-            {name: each for name, each in outcomes.items() if name not in unscored}
-        ),
-        [site.id for site in sites.data],
-    )
+    scores = _collect_scores(parts, outcomes, [site.id for site in sites.data])
     left_out = _gather_left_out(outcomes)
     costs = {
         condition: _sum_costs(condition_outcomes)
@@ -578,15 +572,6 @@ def _make_result(
         *job.kind.find_score_causes(job, scores.by_site, facts),
         *find_low_pooled_scores(job, scores.mean, costs, parts, len(sites.data)),
     ]
-    remarks = [*sites.messages]
-    if federated is not None and federated.described:
-        remarks.append(f"federated: {federated.described}")
-    remarks += map(str, causes)
-    if LEFT_OUT in job.conditions:
-        remarks += explain_others_not_left_out(job, sites.data)
-    for outcome in left_out.values():
-        remarks += outcome.remarks
-    remarks += remark_on_processors(pool.processors)
     return RunResult(
         version=VERSION,
         title=job.title,
@@ -620,9 +605,56 @@ def _make_result(
         workers=pool.count,
         processors=pool.processors,
         threads=job.threads,
-        notes=remarks,
+        notes=_list_remarks(
+            job, sites, outcomes, causes=causes, processors=pool.processors
+        ),
         causes=causes,
     )
+
+
+def _list_remarks(
+    job: Job,
+    sites: Sites,
+    outcomes: Mapping[str, Outcome],
+    *,
+    causes: Sequence[Cause],
+    processors: Sequence[str],
+) -> list[str]:
+    """Return what a reader of the run's scores should know, in sentences.
+
+    Args:
+        job: The job.
+        sites: Data of the job's sites.
+        outcomes: Name of each part, or of each left-out site, to its outcome.
+        causes: What can explain low scores.
+        processors: The names of the workers' processors, if these may differ.
+    """
+    remarks = [*sites.messages]
+    federated = outcomes.get("federated")
+    if federated is not None and federated.described:
+        remarks.append(f"federated: {federated.described}")
+    remarks += map(str, causes)
+    if LEFT_OUT in job.conditions:
+        remarks += explain_others_not_left_out(job, sites.data)
+    for outcome in _gather_left_out(outcomes).values():
+        remarks += outcome.remarks
+    remarks += remark_on_processors(processors)
+    return remarks
+
+
+def _collect_scores(
+    parts: Sequence[Part], outcomes: Mapping[str, Outcome], site_ids: Sequence[str]
+) -> _RunScores:
+    """Return the scores of all parts at their own sites.
+
+    The parts that train for a left-out site have none: what they train is scored at
+    the left-out site.
+    """
+    unscored = {part.name for part in parts if part.training}
+    scored_outcomes = {
+        name: outcome for name, outcome in outcomes.items() if name not in unscored
+    }
+    return _RunScores.collect(_group_by_condition(scored_outcomes), site_ids)
 
 
 @dataclass(frozen=True)

@@ -175,8 +175,13 @@ class Workers:
             self._launch(self._place.limit, job, out)
         self._send_job(job)
 
-    def open(self, job: Job, out: Path, sites: Sequence[Any], num_useful: int) -> None:
+    def finish_opening(
+        self, job: Job, out: Path, sites: Sequence[Any], num_useful: int
+    ) -> None:
         """Wait until the workers have read the data; end those without work.
+
+        `begin_to_open` comes first. Workers that it could not start, because the number
+        of useful ones was unknown, start now.
 
         Args:
             job: The job.
@@ -192,9 +197,11 @@ class Workers:
             self._launch(num_useful, job, out)
             self._send_job(job)
         self._wait_for_data(job, sites)
-        remaining = num_useful if num_useful >= self._fewest else 0
-        surplus = self.all[remaining:]
-        del self.all[remaining:]
+
+        # Fewer workers than `_fewest` would bring nothing: this process computes.
+        num_kept = num_useful if num_useful >= self._fewest else 0
+        surplus = self.all[num_kept:]
+        del self.all[num_kept:]
         end_workers(surplus)
 
     def close(self) -> None:
