@@ -281,6 +281,40 @@ def test_a_saved_model_cannot_have_all_chunks_read_at_once(
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("rank", [2, 0])
+def test_long_notes_and_many_labels_are_read_in_pieces(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Scores are the same, and no tensor is larger than a piece needs."""
+    notes = NOTES | {"longest": [" ".join(WORDS * 3)], "last": ["chest pain"]}
+    patients = sub_words(bert, notes)
+    network = network_of(bert, replace(SMALL, rank=rank))
+    with torch.no_grad():
+        network.attention.weigh.weight *= 20  # attention to few words
+    expected = network.compute_logits(patients)
+    max_values = 20 * network.backbone.width
+    monkeypatch.setattr(label_attention, "_MAX_VALUES", max_values)
+    monkeypatch.setattr(label_attention, "MAX_SUBWORDS", 2 * SMALL.length)
+    rows_of_attention: list[int] = []
+    score_words = label_attention.LabelClassifier.score_words
+
+    def count(classifier: Any, states: torch.Tensor) -> torch.Tensor:
+        rows_of_attention.append(len(states))
+        return score_words(classifier, states)
+
+    monkeypatch.setattr(label_attention.LabelClassifier, "score_words", count)
+    found = network.compute_logits(patients)
+    assert max(rows_of_attention) <= 20
+    assert sum(rows_of_attention) == len(patients.ids)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+    monkeypatch.setattr(label_attention, "_MAX_VALUES", LABELS)  # as with many labels
+    rows_of_attention.clear()
+    found = network.compute_logits(patients)
+    assert max(rows_of_attention) == 1
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_the_order_of_notes_does_not_matter(bert: Path) -> None:
     texts = NOTES["long"]
     patients = sub_words(bert, {"a": texts, "b": texts[::-1]})

@@ -19,7 +19,9 @@ The encoder is frozen and shared by all models of a process (`Backbone`); LoRA a
 in all its layers' linear maps and the attention are trained and sent. All chunks of a
 patient are read, however many there are. If a step has more chunks than the encoder
 reads at once, it reads them in parts, and reads each part again for its gradient, so
-that memory does not grow with the length of notes except for H.
+that memory does not grow with the length of notes except for H. To predict for a
+patient whose H would be large, or whose A would be because there are many labels, the
+notes are read in pieces, and only the sums of each piece are kept (`_RunningScores`).
 
 Without adapters (rank 0), only the attention is trained. The states of a note are then
 computed once and kept, as far as `_KEPT_BYTES` allow.
@@ -69,6 +71,9 @@ _BATCH: Final = 8  # patients in a batch without training
 _KEPT_BYTES: Final = (
     2**30
 )  # of the states of notes that an encoder without adapters read
+# The maximum number of values in H or A of the patients that are read at once without
+# training: 128 MB of float32 for each copy.
+_MAX_VALUES: Final = 2**25
 
 
 @checked(frozen=True)
@@ -163,20 +168,68 @@ class LabelClassifier(nn.Module):
         )
         self.bias = nn.Parameter(torch.full((labels,), INITIAL_BIAS))
 
+    def score_words(self, states: Tensor) -> Tensor:
+        """Return U Z, (sub-words, labels), the scores of which A is the softmax.
+
+        Args:
+            states: (sub-words, inputs) H.
+        """
+        scores: Tensor = self.weigh(torch.tanh(self.project(states)))
+        return scores
+
     def attend(self, states: Tensor) -> Tensor:
         """Return A, (sub-words, labels), of the states of one patient.
 
         Args:
             states: (sub-words, inputs) H.
         """
-        scores: Tensor = self.weigh(torch.tanh(self.project(states)))
-        return scores.float().softmax(dim=0)  # [attention weights] Σ_i A_il = 1
+        # [attention weights] Σ_i A_il = 1
+        return self.score_words(states).float().softmax(dim=0)
+
+    def vote(self, states: Tensor) -> Tensor:
+        """Return β_l · h_i, (sub-words, labels) float32."""
+        return F.linear(states, self.weight).float()
 
     def forward(self, states: Tensor) -> Tensor:
         """Return (labels,) log-odds of one patient; b if there is no sub-word."""
         # β_l · m_l = Σ_i A_il (β_l · h_i), which needs no m_l
-        votes = F.linear(states, self.weight).float()
-        return (self.attend(states) * votes).sum(0) + self.bias  # [attention score]
+        # [attention score]
+        return (self.attend(states) * self.vote(states)).sum(0) + self.bias
+
+
+class _RunningScores:
+    """The log-odds of a patient whose states are added in pieces.
+
+    The softmax over all sub-words follows from sums over the pieces, each relative to
+    the largest score so far.
+
+    Args:
+        classifier: The classifiers of the labels.
+        max_values: The maximum number of values of A that are computed at once.
+    """
+
+    def __init__(self, classifier: LabelClassifier, max_values: int) -> None:
+        self._classifier = classifier
+        self._rows = max(1, max_values // len(classifier.bias))
+        self._largest = torch.full_like(classifier.bias, -torch.inf)
+        self._shares = torch.zeros_like(classifier.bias)  # Σ_i exp(score − largest)
+        self._votes = torch.zeros_like(classifier.bias)  # the same, times β_l · h_i
+
+    def add(self, states: Tensor) -> None:
+        """Add (sub-words, inputs) states of the patient."""
+        for rows in states.split(self._rows):
+            scores = self._classifier.score_words(rows).float()
+            largest = torch.maximum(self._largest, scores.amax(0))
+            shrink = (self._largest - largest).exp()
+            shares = (scores - largest).exp()
+            votes = self._classifier.vote(rows) * shares
+            self._shares = self._shares * shrink + shares.sum(0)
+            self._votes = self._votes * shrink + votes.sum(0)
+            self._largest = largest
+
+    def compute_logits(self) -> Tensor:
+        """Return (labels,) log-odds, as `LabelClassifier.forward`."""
+        return self._votes / self._shares + self._classifier.bias
 
 
 class LabelAttention(nn.Module):
@@ -269,10 +322,14 @@ class LabelAttention(nn.Module):
         if states is None:
             ends = np.array([0, len(ids)])
             note = SubWords(ids, ends, np.array([0, 1]), self.backbone.width)
-            with setting_precision("float32", self.device):
-                states = self._read(note).half().cpu()
+            states = self._read_as_it_is(note)
             _kept_states.keep(key, states)
         return states
+
+    def _read_as_it_is(self, patients: SubWords) -> Tensor:
+        """Return (sub-words, width) float16 states by an encoder without adapters."""
+        with setting_precision("float32", self.device):
+            return self._read(patients).half().cpu()
 
     def _read(self, patients: SubWords) -> Tensor:
         """Return H of all patients, which the encoder reads now."""
@@ -353,11 +410,33 @@ class LabelAttention(nn.Module):
         logits = np.empty((len(words), self.labels), np.float32)
         was_training = self.training
         self.eval()
+        max_subwords = max(1, _MAX_VALUES // max(self.backbone.width, self.labels))
         with torch.no_grad():
-            for rows in _iterate_batches(len(words)):
-                logits[rows] = self(words.take(rows)).cpu().numpy()
+            for rows in _iterate_batches(words.sizes, max_subwords):
+                batch = words.take(rows)
+                if batch.sizes.sum() > max_subwords:
+                    logits[rows[0]] = self._score_in_pieces(batch).cpu().numpy()
+                else:
+                    logits[rows] = self(batch).cpu().numpy()
         self.train(was_training)
         return logits
+
+    def _score_in_pieces(self, patient: SubWords) -> Tensor:
+        """Return (labels,) log-odds of one patient, without all states in memory."""
+        running = _RunningScores(self.attention, _MAX_VALUES)
+        chunks = cut_into_chunks(patient, self.config.length)
+        in_piece = max(1, MAX_SUBWORDS // self.config.length)
+        for first in range(0, len(chunks), in_piece):
+            starts, lengths = chunks[first : first + in_piece].T
+            bounds = compute_offsets(lengths)  # each chunk is a note of its own
+            ids = patient.ids[starts[0] : starts[0] + bounds[-1]]
+            piece = SubWords(ids, bounds, np.array([0, len(lengths)]), patient.width)
+            if self.lora is None:
+                states = self._read_as_it_is(piece).to(self.device).float()
+            else:
+                states = self._read(piece)
+            running.add(states)
+        return running.compute_logits()
 
     def predict_probabilities(self, patients: Inputs) -> np.ndarray:
         """Return (patients, labels) float32 probabilities, without dropout."""
@@ -366,10 +445,20 @@ class LabelAttention(nn.Module):
         return probabilities
 
 
-def _iterate_batches(patients: int) -> Iterator[np.ndarray]:
-    """Yield the rows of each batch of patients."""
-    for start in range(0, patients, _BATCH):
-        yield np.arange(start, min(start + _BATCH, patients))
+def _iterate_batches(sizes: np.ndarray, max_subwords: int) -> Iterator[np.ndarray]:
+    """Yield the rows of each batch of patients.
+
+    Args:
+        sizes: (patients,) the number of sub-words of each patient.
+        max_subwords: The maximum number of sub-words of a batch. A patient who has more
+            is a batch alone.
+    """
+    start = 0
+    while start < len(sizes):
+        totals = np.cumsum(sizes[start : start + _BATCH])
+        count = max(1, int(np.searchsorted(totals, max_subwords, side="right")))
+        yield np.arange(start, start + count)
+        start += count
 
 
 def cut_into_chunks(patients: SubWords, length: int) -> np.ndarray:
