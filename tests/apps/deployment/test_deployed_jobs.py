@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from applications import has_app
 
-from fednotes.apps.deployment.site import _Participation
+from fednotes.apps.deployment.site import AgreedSite, _Participation
 from fednotes.apps.deployment.site_agreement import (
     Description,
     decode_descriptions,
@@ -25,7 +25,7 @@ from fednotes.apps.deployment.site_file import (
     parse_site_job,
     read_site_file,
 )
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.types import TagSet
 from fednotes.engines.launch import Setup
 from fednotes.jobs.declaration import load_declared, parse_declared
@@ -305,3 +305,23 @@ def test_a_job_cannot_keep_the_server_and_the_sites_busy(
     bound = "at most 10,000,000" if seconds > 1 else r"at least 0\.1"
     with pytest.raises(ConfigError, match=rf"\b{key} = .*: expected {bound}"):
         parse_site_job({"name": "j", "job": table}, "a", site_file(tmp_path))
+
+
+def test_a_state_from_before_the_agreement_leaves_a_new_site_without_one(
+    tmp_path: Path,
+) -> None:
+    def make_site() -> AgreedSite:
+        return AgreedSite(
+            "a",
+            parse_declared(declared(tmp_path, NER, "a", "b"), tmp_path, "job"),
+            ("a", "b"),
+            description=Description(),
+            make_site=lambda config: pytest.fail("the sites have not agreed"),
+            results=tmp_path,
+            write_card=lambda: pytest.fail("the run has not ended"),
+        )
+
+    site = make_site()
+    site.restore(make_site().state())
+    with pytest.raises(TrainingError, match="has not agreed with the others yet"):
+        site.finish({})
