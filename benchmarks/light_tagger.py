@@ -71,7 +71,7 @@ def main() -> None:
         print("left out: set FEDNOTES_CORPORA to the folder of the corpora")
         return
     if find_spec("spacy") is None:
-        print("left out: pip install 'fednotes[spacy]'")
+        print("left out: needs the extra spacy (in a clone, pip install '.[spacy]')")
         return
 
     ratios = [compare(Path(root) / corpus, arguments) for corpus in arguments.corpora]

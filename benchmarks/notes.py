@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--only", choices=[*comparisons], nargs="+")
     options = parser.parse_args()
     if find_spec("spacy") is None:
-        print("left out: pip install 'fednotes[spacy]'")
+        print("left out: needs the extra spacy (in a clone, pip install '.[spacy]')")
         return
     for name in options.only or comparisons:
         with scratch() as folder:
