@@ -8,7 +8,7 @@
              `pays-privacy`, `phenotype-privacy`)
     growth   seconds and memory by the size of the work ("Growth" in docs/performance.md)
     sites    seconds per round and memory by the number of sites, fednotes and Flower
-             ("Beside Flower's simulation", there too)
+             ("Compared with Flower's simulation", there too)
 
 The figures contain no number that is not in these tables.
 """
@@ -215,7 +215,7 @@ def draw_growth(points: dict[str, list[Point]], out: Path) -> None:
 
 def sites_points(page: str) -> dict[str, list[Point]]:
     """Return each program's measured numbers of sites, from the table of a page."""
-    heading = "\n### Beside Flower's simulation\n"
+    heading = "\n### Compared with Flower's simulation\n"
     section = page.partition(heading)[2].partition("\n## ")[0]
     points: dict[str, list[Point]] = {program: [] for program in PROGRAMS}
     for cells in SITES_ROW.findall(section):

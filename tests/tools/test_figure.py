@@ -69,7 +69,7 @@ def test_numbers_of_sites_are_read_from_the_table_beside_flower() -> None:
 | 3 | 0.03 | 0.50 ms | | 0.51 GB |
 | 4 | 0.03 | 5 | 6.5 | 7 |
 
-### Beside Flower's simulation
+### Compared with Flower's simulation
 
 | sites | fednotes, s per round | MB | Flower, s per round | MB |
 |---:|---:|---:|---:|---:|
