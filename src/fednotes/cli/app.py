@@ -189,9 +189,9 @@ def simulate(
         str,
         typer.Option(
             metavar="N|auto",
-            help="Number of processes that train at the same time; auto uses the free "
-            "cores if the condition that is trained first shows that the others will "
-            "take long.",
+            help="Number of processes that train at the same time; auto trains the "
+            "first condition in one process, and uses the free cores for the others if "
+            "they will take long.",
         ),
     ] = "auto",
     cluster: Annotated[

@@ -394,7 +394,11 @@ def _group() -> None:
 )
 def job_keys(
     table: Annotated[
-        str, typer.Argument(help="Show one table only, such as sites, training or top.")
+        str,
+        typer.Argument(
+            help="Show one table only, such as sites or training; top shows the keys "
+            "before the first table."
+        ),
     ] = "",
     as_page: AsPage = False,
     json_output: Json = False,

@@ -72,8 +72,7 @@ class SiteConfig:
 
     Attributes:
         path: A file or folder to split into training, validation and test data.
-            Relative paths are relative to the job file; `$NAME` stands for an
-            environment variable. Give either `path`, or `train` and `test`.
+            Give either `path`, or `train` and `test`.
         train: A file or folder of training data.
         valid: A file or folder of validation data. If it is empty, `valid_fraction` of
             the training data is held out.
@@ -232,9 +231,8 @@ class NotesConfig:
     """Where one site's notes without annotations are, and which of them are used.
 
     Attributes:
-        path: A file or folder of notes, or the address of a database. Relative paths
-            are relative to the job file; `$NAME` stands for an environment variable.
-            Give either `path` or `paths`.
+        path: A file or folder of notes, or the address of a database. Give either
+            `path` or `paths`.
         paths: Several files or folders, read one after the other.
         format: Format of the notes, one of `data.notes.FORMATS`; guessed from the
             content if empty.

@@ -19,7 +19,8 @@ This page is the output of `fednotes job keys --markdown`.
 that preset. **Elsewhere** lists the defaults of other presets, methods or tables.
 `fednotes job show JOB` prints one job with all of its values, and says where each comes
 from. `fednotes job schema` prints a JSON schema, with which editors complete and check
-job files. `$NAME` in a path stands for an environment variable.
+job files. Relative paths are relative to the job file, and `$NAME` in a path stands for
+an environment variable.
 """
 _HEADS = ("key", "type", "default", "elsewhere", "meaning")
 

@@ -103,8 +103,8 @@ class Config:
             the job's seed; 0 uses all. What a site sends grows with this number.
         public_weight: Weight of the loss on public sentences. The loss on the site's
             own sentences has weight 1.
-        batch_size: Number of the site's own sentences in a step, and number of public
-            sentences.
+        batch_size: Number of the site's own sentences in a step, which also reads as
+            many public sentences.
         learning_rate: Largest learning rate of AdamW, which starts anew in each round.
             Values to begin with are 3e-3 for a light tagger, 3e-4 for LoRA matrices and
             3e-5 for all parameters of an encoder.

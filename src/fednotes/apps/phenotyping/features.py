@@ -75,9 +75,7 @@ class ConceptsConfig:
 
     Attributes:
         dictionary: MRCONSO.RRF of the UMLS, an ontology (.obo), or a table of ids and
-            terms. Relative paths are relative to the job file; `$NAME` stands for an
-            environment variable. "synthetic" is the dictionary of the generated
-            patients.
+            terms. "synthetic" is the dictionary of the generated patients.
         format: Format of the dictionary; guessed from the name of the file if empty.
         context: What happens to mentions that are negated, hypothetical or about the
             family: "drop" leaves them out, "mark" counts them as concepts of their own,
@@ -145,7 +143,7 @@ class TextConfig:
 
     Attributes:
         encoder: "minilm" or a directory, as `encoders/features.py` names it. An encoder
-            that is tuned is a Hugging Face encoder.
+            that is tuned must be a Hugging Face encoder.
     """
 
     encoder: LocalFile = "minilm"

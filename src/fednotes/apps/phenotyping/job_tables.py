@@ -64,10 +64,9 @@ class PatientsConfig:
     """Where a site's notes, codes and labels are. Only notes are required.
 
     Attributes:
-        notes: A file or folder of notes, or a list of them. Relative paths are relative
-            to the job file; `$NAME` stands for an environment variable. A note without
-            a patient is a patient of its own, named by its id. An entry can also be the
-            address of a database.
+        notes: A file or folder of notes, or a list of them. A note without a patient is
+            a patient of its own, named by its id. An entry can also be the address of a
+            database.
         concepts: A file or folder with the output of cTAKES, instead of `notes`
             (`apps/phenotyping/ctakes.py`). Give it if the site has already extracted
             its concepts.

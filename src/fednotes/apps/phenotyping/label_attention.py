@@ -89,14 +89,15 @@ class AttentionConfig:
             not grow with the length of notes. Lower it if memory is short.
         rank: Rank of the LoRA adapters in all layers: W + alpha / rank · B A. With 0,
             there are none, and only the attention is trained. The encoder then reads
-            each note once instead of in each epoch, as far as its states fit into 1 GiB
-            of memory, so that training takes far less time.
+            each note only once instead of in each epoch, as long as the states of all
+            notes fit into 1 GiB of memory, so training takes far less time.
         alpha: Scale of the LoRA adapters; see `rank`.
-        width: Number of rows of V, with which the words are weighted.
+        width: Number of rows of the matrix V, from which the words' weights are
+            computed.
         dropout: Dropout rate of the words' states.
         threshold: Probability from which a phenotype is labelled as present. The
             probabilities of rare phenotypes are low: lower it if too few are found, and
-            choose it by held-out patients.
+            choose it on held-out patients.
     """
 
     length: PositiveInt = 128

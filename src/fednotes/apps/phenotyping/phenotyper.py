@@ -69,7 +69,7 @@ class PhenotypeConfig:
             encoder as they are); "attention" tunes the encoder of [text] instead of
             both stages; anything else is the folder of a model whose trained network is
             used.
-        scale: Scaling of a learnt representation for the classifiers: "l2" scales each
+        scale: Scaling of a learned representation for the classifiers: "l2" scales each
             patient's vector to length 1, as with TF-IDF; "none" uses the values of the
             dense layer, as the paper does.
         network: The network of stage 1.

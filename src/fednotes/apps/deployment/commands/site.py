@@ -406,8 +406,8 @@ def site_forget(
 ) -> None:
     """Delete a run's files at this site.
 
-    Delete the run's journals and states, its model and scores, and the cache of its
-    notes. The ledger and the decisions are kept.
+    Delete the run's journals and states, its model and scores. Also delete the site's
+    whole cache of features, tokens and concepts. The ledger and the decisions are kept.
     """
     from fednotes.apps.deployment.rules.ledger import Ledger
     from fednotes.apps.deployment.status import forget_run
@@ -499,7 +499,7 @@ def site_approve(
 ) -> None:
     """Show the job that is waiting for approval, and approve it.
 
-    The job's changes since the last approved job are shown. If several jobs are
+    Also show how the job differs from the last approved job. If several jobs are
     waiting, a fingerprint is required. With a fingerprint, approve that job, even if it
     was rejected before. With --wait, wait until the server asks this site for approval.
     """
@@ -730,8 +730,8 @@ def _is_known_job(kit: Path, prefix: str, decided_jobs: Sequence[str]) -> bool:
 def site_reject(kit: Kit, job: Job = "") -> None:
     """Reject the waiting job, or withdraw the approval of a job.
 
-    If several jobs are waiting, a fingerprint is required. An approval is withdrawn
-    only by the job's fingerprint. One person's rejection is enough and needs no key.
+    A fingerprint is required if several jobs are waiting, and to withdraw an approval.
+    One person's rejection is enough and needs no key.
     """
     from fednotes.apps.deployment.approval_requests import (
         describe_account,
