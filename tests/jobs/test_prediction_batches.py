@@ -449,7 +449,7 @@ def test_resuming_without_earlier_predictions_warns_and_starts(
     sink: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_once(tmp_path, sink, resume=True)
-    assert "there are no predictions to resume, so it begins" in caplog.text
+    assert "there are no predictions to resume, so the command begins" in caplog.text
     caplog.clear()
     run_once(tmp_path, sink, resume=True)
     assert "no predictions to resume" not in caplog.text

@@ -312,7 +312,7 @@ def test_impossible_numbers_of_workers_are_refused(folder: Path, notes: Path) ->
             predict(folder, NoteSource(str(notes)), None, LoadOptions(workers=number))
     with pytest.raises(ParameterError, match=r"may use 8: set `workers` to at most 8"):
         choose_worker_devices(folder, LoadOptions(workers=9), None)
-    with pytest.raises(ParameterError, match="deals workers out to all GPUs: set"):
+    with pytest.raises(ParameterError, match="distributes workers over all GPUs: set"):
         fn.load(folder, device="cuda:*")
 
 

@@ -136,8 +136,8 @@ def warn_of_new_predictions(where: str) -> None:
     As with a run, it is not refused, so that a batch system can repeat one command.
     """
     logger.warning(
-        "%s: there are no predictions to resume, so it begins with the first note; if "
-        "you expected some there, stop this command and check the name",
+        "%s: there are no predictions to resume, so the command begins with the first "
+        "note; if you expected predictions there, stop this command and check the name",
         where,
     )
 

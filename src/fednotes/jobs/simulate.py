@@ -122,7 +122,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
         resume: Whether to resume an unfinished run.
         overwrite: Whether to move an earlier run in `out` to `OUT.previous`; this
             happens once the sites' data have been read.
-        device: PyTorch device to train on; "cuda:*" deals workers out to all GPUs.
+        device: PyTorch device to train on; "cuda:*" distributes workers over all GPUs.
         workers: Largest number of worker processes, which compute for sites at the same
             time; 1 computes in this process; "auto" decides after the first part.
             Results do not depend on it.

@@ -65,7 +65,7 @@ def require_step_sizes(steps: Tensors, change: Tensors) -> None:
             raise RefusedError(
                 f"the received step size of tensor {name!r} does not match this job: "
                 "expected one finite number, not below zero, for each tensor that "
-                "travels"
+                "is sent"
             )
 
 
@@ -121,7 +121,7 @@ def unpack_total(total: Total, like: Tensors, sites: int) -> Total:
     """
     if total.metric("part") > sites * (1 + 1e-9):
         raise TrainingError(
-            "a site sent a change in a code that it had no part in choosing"
+            "a site that took no part in choosing the encoding sent an update in it"
         )
     tensors = dict(total.tensors)
     for name, value in like.items():

@@ -524,7 +524,7 @@ def test_a_rule_can_require_an_audit(kit: Path, tmp_path: Path) -> None:
     request_approval(
         kit, fewer := {**table, "sites": SITES[:2]}
     )  # of which a sum tells more
-    assert "other sites than the job's table" in approve(right, 2)
+    assert "differ from those in the job's table" in approve(right, 2)
     assert not (kit / RULES / "audits" / fingerprint_table(fewer)).exists()
 
 

@@ -173,9 +173,12 @@ def test_a_rejection_needs_no_confirmation(kit: Path) -> None:
         ({"read": ""}, "tick that you have read"),
         ({"decision": ""}, "unknown decision"),
         ({"decision": "approved"}, "unknown decision"),
-        ({"token": ""}, "is no longer waiting for a decision in this form"),
-        ({"token": "0" * 64}, "is no longer waiting for a decision in this form"),
-        ({"token": "é"}, "is no longer waiting for a decision in this form"),
+        ({"token": ""}, "has changed since the page showed it, or no longer waits"),
+        (
+            {"token": "0" * 64},
+            "has changed since the page showed it, or no longer waits",
+        ),
+        ({"token": "é"}, "has changed since the page showed it, or no longer waits"),
     ],
 )
 def test_an_incomplete_decision_changes_nothing(

@@ -357,7 +357,7 @@ def _require_same_job(
     audited_sites = {*as_mapping(as_mapping(table.get("job")).get("sites"))}
     if {*table.get("sites", ())} != audited_sites:
         raise ConfigError(
-            "the run has other sites than the job's table, which was "
+            "the sites of the run differ from those in the job's table, which was "
             "audited: reject the job"
         )
 

@@ -231,7 +231,7 @@ def read_known_classes(
         )
     if model.space.fingerprint != site.space.fingerprint:
         raise DataError(
-            f"{folder}: the model was trained with another dictionary or "
-            "encoder than the one that is there now"
+            f"{folder}: the model was trained with a different dictionary or "
+            "encoder, not the one that is there now"
         )
     return classes

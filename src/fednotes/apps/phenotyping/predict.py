@@ -106,8 +106,8 @@ class PatientReader:
                 nothing = "no words"
             print(
                 f"note: found {nothing} in the notes of {without:,} of "
-                f"{format_count(len(inputs.patients), 'patient')}, so these results "
-                "say nothing about the patients",
+                f"{format_count(len(inputs.patients), 'patient')}, so the results "
+                "say nothing about these patients",
                 file=sys.stderr,
             )
 

@@ -243,7 +243,10 @@ class ErrorPages:
         """
         work = self._content.find_review(run)
         if work is None:
-            raise ConfigError("there are no notes here: fednotes ui MODEL NOTES")
+            raise ConfigError(
+                "there are no notes here: start the page with some: fednotes ui MODEL "
+                "NOTES"
+            )
         review = work.get()
         if review is None:
             raise NotReady("The model is reading the notes")

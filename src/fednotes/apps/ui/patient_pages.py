@@ -136,7 +136,8 @@ class PatientPages:
         work = self._content.find_patients(run)
         if work is None:
             raise ConfigError(
-                "there are no labelled patients here: fednotes ui MODEL PATIENTS"
+                "there are no labelled patients here: start the page with some: "
+                "fednotes ui MODEL PATIENTS"
             )
         review = work.get()
         if review is None:

@@ -159,9 +159,9 @@ class SitePages:
             if hmac.compare_digest(token.encode(), expected.encode()):
                 return waiting
         raise ConfigError(
-            "the job that the page showed is no longer waiting for a decision in this "
-            "form; nothing was decided: open the approvals again and read what has "
-            "changed"
+            "the job has changed since the page showed it, or no longer waits for a "
+            "decision; nothing was decided: open the approvals again and read what "
+            "has changed"
         )
 
 

@@ -172,8 +172,8 @@ def format_job_path(path: Path, folder: Path) -> str:
         text = os.path.relpath(path, folder)
     if re.search(r"\$\{?\w", text) or text.startswith("~"):
         raise ConfigError(
-            f"{path}: a job replaces $NAME and ~ in a path by other text: rename the "
-            "folder"
+            f"{path}: a job file would replace $NAME and ~ in this path with other "
+            "text: rename the folder"
         )
     return text
 

@@ -249,7 +249,7 @@ def running_workers(
     """Yield workers, which start when they are needed and end with the context.
 
     Args:
-        device: The PyTorch device; "cuda:*" deals workers out to all GPUs.
+        device: The PyTorch device; "cuda:*" distributes workers over all GPUs.
         number: Number of workers; with 1, this process computes. With "auto", workers
             for all free cores wait until the work turns out to be long; for "cuda:*",
             there is one for each GPU from the start. On a cluster, workers compute with

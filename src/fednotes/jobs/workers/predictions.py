@@ -65,8 +65,8 @@ def require_possible_workers(options: LoadOptions) -> None:
     require_worker_number(options.workers)
     if options.workers == 1 and options.device == EVERY_GPU:
         raise ParameterError(
-            f"`device` = {EVERY_GPU!r} deals workers out to all GPUs: set `workers`, "
-            'for example to "auto", or name one GPU, such as "cuda"'
+            f"`device` = {EVERY_GPU!r} distributes workers over all GPUs: set "
+            '`workers`, for example to "auto", or name one GPU, such as "cuda"'
         )
 
 

@@ -687,7 +687,7 @@ def _find_stream(message: Message, cell: CoreCell) -> RxTask | None:
         is_new = (origin, number) not in RxTask.rx_task_map
         if is_new and _count_unfinished(member) >= MAX_UNFINISHED:
             logger.error(
-                "dropped a message of %.80r, which has begun %d others and ended none",
+                "dropped a message from %.80r, which has %d unfinished messages",
                 member,
                 MAX_UNFINISHED,
             )

@@ -428,9 +428,9 @@ class Approvals:
             text = json.dumps(contents, separators=(",", ":")) + "\n"
         if len(text) > bounds.FILE or has_more_values(text, bounds.JSON_VALUES):
             raise ConfigError(
-                f"{self.path}: with the table of this job, the file would be too large "
-                "to be read again; nothing was decided, and the site does not join the "
-                "job: ask its author for a smaller one"
+                f"{self.path}: the table of this job would make the file too large to "
+                "be read again; nothing was decided, and the site does not join the "
+                "job: ask the job's author for a smaller job"
             )
         replace_file(self.path, text.encode(), mode=0o600)
 
