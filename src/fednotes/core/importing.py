@@ -26,8 +26,8 @@ def importing_fast() -> Iterator[None]:
 def importing_for_good() -> Iterator[None]:
     """Import a program's modules in the context, as in `importing_fast`.
 
-    Later collections do not look at what they contain either, because it stays until
-    the process ends.
+    Later garbage collections also skip what was imported, because it stays until the
+    process ends.
     """
     with importing_fast():
         yield

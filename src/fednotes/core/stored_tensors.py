@@ -47,7 +47,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
     Args:
         stored: The bytes in which they lie.
-        places: The place of each.
+        places: The place of each tensor.
     """
 
     def __init__(self, stored: StoredBytes, places: Mapping[str, Place]) -> None:

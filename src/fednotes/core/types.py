@@ -137,8 +137,8 @@ class PublicNotes:
     def of(cls, documents: Iterable[Document]) -> Self:
         """Return the texts of documents, without their annotation.
 
-        The limits of sentences and tokens in a source file are removed, too. All sites
-        therefore cut texts with the same digest into the same sentences.
+        The boundaries of sentences and tokens in a source file are removed, too. All
+        sites therefore cut texts with the same digest into the same sentences.
         """
         texts = tuple(
             replace(document, spans=(), sentences=(), tokens=())

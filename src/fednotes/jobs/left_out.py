@@ -68,7 +68,7 @@ class TrainedModels(NamedTuple):
     Attributes:
         alone: Each other site's own model.
         federated: The models of their federation: one, or one for each site.
-        pooled: The same of pooled training.
+        pooled: The models of pooled training: one, or one for each site.
         own: The left-out site's own model.
     """
 
@@ -150,7 +150,7 @@ def _predict_with(model: Model, documents: Sequence[Document]) -> Documents:
 def count_votes(
     votes: Sequence[Sequence[Document]], types: Sequence[Collection[str]]
 ) -> Documents:
-    """Return documents with the mentions that most models find.
+    """Return documents with the mentions that get more than half of the votes.
 
     A model has a vote on the types that it has learned. A mention is kept if more than
     half of the votes on its type are for exactly this mention.

@@ -66,7 +66,7 @@ def list_others(sites: Sequence[SiteData], site: SiteData) -> list[SiteData]:
 def list_shared_types(
     job: Job, site: SiteData, others: Sequence[SiteData]
 ) -> tuple[str, ...]:
-    """Return the types by which models of other sites can be scored at a site.
+    """Return the types on which models of other sites can be scored at a site.
 
     Args:
         job: The job.

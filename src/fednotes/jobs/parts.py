@@ -138,7 +138,7 @@ def configure(job: Job, sites: Sequence[Any]) -> Any:
 
     Args:
         job: The job.
-        sites: Data of all sites of the job, also of those that are left out.
+        sites: Data of all sites of the job, including those that are left out.
 
     Raises:
         ConfigError: The job does not match the sites, or a setting of its model is
@@ -311,7 +311,7 @@ def plan_rounds(
 
 
 def count_examples_of_few_sentences(job: Job) -> int:
-    """Return how many sentences all training on few sentences of a site reads."""
+    """Return how many sentences are read in all training on a site's few sentences."""
     settings = job.left_out
     training_runs = 2 * len(settings.sentences)  # fine-tuned, and from scratch
     return training_runs * settings.steps * settings.batch_size

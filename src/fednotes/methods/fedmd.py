@@ -193,7 +193,7 @@ SITE_KEYS = frozenset(
 
 
 def list_shared_tags(config: Config) -> tuple[str, ...]:
-    """Return the tags whose probabilities are sent: all of shared types except "O".
+    """Return the tags whose probabilities are sent: those of shared types, without "O".
 
     The probability of "O" follows from the others.
     """
@@ -404,7 +404,7 @@ class Site(MentionSite):
         """Return the steps, tokens and sentences behind the predictions.
 
         These are the steps that the site has made, because a lying server may ask for
-        predictions before the first training, or after a training of few epochs.
+        predictions before the first training, or after only a few epochs.
         """
         if task != PREDICT:
             return {}

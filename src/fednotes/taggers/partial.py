@@ -299,7 +299,7 @@ def retag(
     A span that crosses the end of a sentence (or of a piece of one) ends there. A
     mention of an unknown type is dropped if it overlaps a known mention, so that
     additions never change the site's own annotation; if mentions of different types may
-    overlap, they cannot change it.
+    overlap, additions cannot change it anyway.
 
     Args:
         encoded: The corpus.

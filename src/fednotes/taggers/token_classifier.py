@@ -248,7 +248,7 @@ class TokenClassifier(TaggingModel, SavesItself):
 
     @property
     def library(self) -> Any:
-        """The library's model, without LoRA adapters; it shares this one's parts."""
+        """The library's model, without LoRA adapters; it shares this model's parts."""
         return self._library[0]
 
     def count_frozen(self) -> int:

@@ -156,9 +156,10 @@ def find_best_candidates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the best candidate of each stretch of words, and the scores.
 
-    Of the candidates for one stretch, `choose_spans` takes at most the best one, and of
-    equal scores that of the first type. With many types, a model that has just begun to
-    train may have far more candidates than stretches, so the types are read in blocks.
+    Of the candidates for one stretch, `choose_spans` takes at most the best one; if
+    scores are equal, it takes the one of the first type. With many types, a model that
+    has just begun to train may have far more candidates than stretches, so the types
+    are read in blocks.
 
     Args:
         probabilities: (sentences, steps, types, places), 0 at padding.
@@ -218,7 +219,7 @@ def find_best_spans(
 def choose_spans(
     candidates: np.ndarray, scores: np.ndarray, sentences: int
 ) -> np.ndarray:
-    """Return the candidates that overlap no better one, (spans, 4), best first.
+    """Return the candidates that no better one overlaps, (spans, 4), best first.
 
     Of equal scores, the longest candidate is the best, then the leftmost one.
 

@@ -35,7 +35,7 @@ class LocalSettings(Protocol):
 
     @property
     def lora_learning_rate(self) -> float:
-        """Learning rate of LoRA adapters; 0 takes `learning_rate`."""
+        """Learning rate of LoRA adapters; 0 uses `learning_rate`."""
 
     @property
     def warmup(self) -> float:

@@ -40,7 +40,8 @@ def require_float32(precision: Precision) -> None:
     """Check that a run with differential privacy has no lower precision.
 
     Raises:
-        ConfigError: It has; the gradients of single units are computed in float32.
+        ConfigError: The precision is lower. The gradients of single units are computed
+            in float32.
     """
     if precision != "float32":
         raise ConfigError(

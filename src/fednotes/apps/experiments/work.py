@@ -165,7 +165,7 @@ def _run_timed(run: GridRun) -> float:
 
 
 def run_command(run: GridRun) -> None:
-    """Run a `fednotes simulate` command, unless it is done.
+    """Run a `fednotes simulate` command, unless its run is finished.
 
     The output goes into a log beside the run's folder.
 

@@ -282,7 +282,7 @@ class LabelAttention(nn.Module):
         return {**self.trainable()}
 
     def make_network_input(self, patients: Inputs) -> SubWords:
-        """Return patients unchanged, once they are known to be sub-words.
+        """Return patients unchanged, after a check that they are sub-words.
 
         Raises:
             DataError: They are bags or vectors, or another encoder's.
@@ -463,7 +463,7 @@ def _iterate_batches(sizes: np.ndarray, max_subwords: int) -> Iterator[np.ndarra
 
 
 def cut_into_chunks(patients: SubWords, length: int) -> np.ndarray:
-    """Return the chunks of all notes, in order: none of a note without sub-words.
+    """Return the chunks of all notes, in order; a note without sub-words has none.
 
     Args:
         patients: The patients.

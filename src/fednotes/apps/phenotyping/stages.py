@@ -434,7 +434,7 @@ def _make_optimizer(
 
 
 class PhenotypeLearner(CodeLearner):
-    """Phenotypes at a site, learned from words: its labelled patients.
+    """Learns phenotypes from words, with the labelled patients of a site.
 
     The label "questionable" is not learned, and counts as unlabelled.
     """

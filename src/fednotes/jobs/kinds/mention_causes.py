@@ -282,7 +282,7 @@ def _list_type_settings(
 
 
 def find_threshold_causes(job: Job, scores: Mapping[str, Any]) -> Iterator[Cause]:
-    """Yield a cause for each site where a threshold gives too few or many mentions.
+    """Yield a cause for each site whose threshold gives too few or too many mentions.
 
     Args:
         job: The job. Only the model of a type scorer has a threshold.

@@ -533,7 +533,7 @@ class ServerChain:
         return self._current
 
     def add_masked(self, message: MaskedMessage) -> None:
-        """Accept a masked update, and the site's keys of the next exchange in it.
+        """Accept a masked update with the site's keys for the next exchange.
 
         A site whose keys cannot be used takes no part in the next exchange; its update
         counts in this one.

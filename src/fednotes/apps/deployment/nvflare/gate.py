@@ -665,7 +665,7 @@ def _refuse_file() -> str:
 
 
 def limit_unfinished_messages() -> None:
-    """Drop messages of a member that has begun `MAX_UNFINISHED` others.
+    """Drop further messages of a member that has `MAX_UNFINISHED` unfinished ones.
 
     NVFlare reads messages in a fixed number of threads, each of which waits minutes for
     the next piece. Without a limit, a member could occupy all of them with messages of

@@ -260,10 +260,10 @@ def _store_pending(kit: Path, fingerprint: str, table: Mapping[str, Any]) -> Non
 
 
 def read_pending_jobs(kit: Path) -> list[RequestedJob]:
-    """Return the jobs that wait for a decision, the one that was asked for last first.
+    """Return the jobs that wait for a decision, the newest first.
 
-    The time of the first request counts, so that the order stays the same while the
-    server asks again.
+    They are sorted by the time of the first request for each, so that the order stays
+    the same while the server asks again.
 
     Raises:
         ConfigError: A file is damaged.
