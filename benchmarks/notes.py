@@ -1,6 +1,7 @@
 """Notes per second of `fednotes predict` and of other programs, on two cores.
 
-    python benchmarks/notes.py [--notes 8000] [--tuned-notes 400] [--only tagger]
+    python benchmarks/notes.py [--notes 8000] [--tuned-notes 400]
+        [--sentences 2000] [--tuned-sentences 600] [--only tagger]
 
 Three comparisons read the same generated notes:
 
@@ -49,8 +50,6 @@ from command_runs import measure_prediction
 from scratch import scratch
 
 WORKERS = 2
-SENTENCES = 2_000  # that the taggers learn from
-TUNED_SENTENCES = 600  # that the token classifier learns from
 EPOCHS = 3
 PIPELINE_BATCH = 32
 TEXTS_OF_A_NOTE = 4
@@ -67,6 +66,15 @@ def main() -> None:
     parser.add_argument(
         "--tuned-notes", type=int, default=400, help="notes of the token classifier"
     )
+    parser.add_argument(
+        "--sentences", type=int, default=2_000, help="that the taggers learn from"
+    )
+    parser.add_argument(
+        "--tuned-sentences",
+        type=int,
+        default=600,
+        help="that the token classifier learns from",
+    )
     parser.add_argument("--only", choices=[*comparisons], nargs="+")
     options = parser.parse_args()
     if find_spec("spacy") is None:
@@ -81,7 +89,7 @@ def main() -> None:
 
 def compare_taggers(folder: Path, options: argparse.Namespace) -> float:
     """Return how many times as fast the light tagger is as spaCy's `ner`."""
-    parts = generate_parts(SENTENCES)
+    parts = generate_parts(options.sentences)
     training = light_tagger.JOB["training"] | {"epochs": EPOCHS}
     job = light_tagger.JOB | {"seed": 1, "training": training}
     model = light_tagger.train_alone(job, parts, folder)
@@ -97,7 +105,8 @@ def compare_classifiers(folder: Path, options: argparse.Namespace) -> float:
     from fednotes.apps.serving.exports import export
 
     job = {"method": "finetune", "seed": 1, "training": {"cycles": 4}}
-    model = light_tagger.train_alone(job, generate_parts(TUNED_SENTENCES), folder)
+    parts = generate_parts(options.tuned_sentences)
+    model = light_tagger.train_alone(job, parts, folder)
     export(model, "hf", folder / "hf")
     path, texts = write_notes(folder, options.tuned_notes)
     ours = predict_with_workers(model, path, len(texts))
