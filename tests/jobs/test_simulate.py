@@ -500,6 +500,27 @@ def test_resuming_without_an_earlier_run_warns_and_starts(tmp_path: Path) -> Non
     assert warning not in (*again.warnings, *result.notes)
 
 
+@pytest.mark.parametrize("has_instructions", [True, False])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "auto"])
+def test_emulated_bfloat16_is_warned_about(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    has_instructions: bool,
+) -> None:
+    """On a processor without instructions for it, a step takes several times as long."""
+    monkeypatch.setattr(
+        "fednotes.training.precision.has_bfloat16", lambda _: has_instructions
+    )
+    training = {"epochs": 1, "patience": 1, "precision": precision}
+    job = quick(tmp_path, training=training)
+    listener = StopsBefore(part=1)
+    with pytest.raises(Stop):
+        simulate(job, tmp_path / "run", listener=listener)
+    is_slow = precision == "bfloat16" and not has_instructions
+    assert any("no instructions" in text for text in listener.warnings) == is_slow
+
+
 # refusals
 
 

@@ -96,6 +96,7 @@ from fednotes.jobs.workers.turns import Turns
 from fednotes.jobs.workers.worker_process import WorkerProcess
 from fednotes.metrics.paired_tests import Bootstrap, bootstrap_sites
 from fednotes.metrics.summaries import average_scores, score_all_test_data
+from fednotes.training.precision import list_precision_warnings
 
 Conditions = Mapping[str, Sequence[Outcome]]
 
@@ -156,7 +157,7 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
         torch.set_num_threads(job.threads)
         require_deterministic_kernels(pool.device)
         sites, config, parts = prepare(job, events.features)
-        job_warnings = _list_warnings(job, config, sites)
+        job_warnings = _list_warnings(job, config, sites, pool.device)
         if resume and not has_record(out):
             job_warnings = (describe_nothing_to_resume(out), *job_warnings)
         for text in (*sites.warnings, *job_warnings):
@@ -195,18 +196,21 @@ def simulate(  # noqa: PLR0913 - a run has a job, a place and its resources
     return result
 
 
-def _list_warnings(job: Job, config: Any, sites: Sites) -> tuple[str, ...]:
-    """Return what a method warns about before training.
+def _list_warnings(job: Job, config: Any, sites: Sites, device: str) -> tuple[str, ...]:
+    """Return what a method, and this machine, warn about before training.
 
     Args:
         job: The job.
         config: The method's config, completed with the facts of all sites.
         sites: Data of the job's sites.
+        device: PyTorch device that trains.
     """
+    precision = job.table.get("training", {}).get("precision", "")
     sizes = [job.kind.count_examples(site) for site in sites.data]
     return (
         *job.module.list_warnings(config),
         *job.module.list_size_warnings(config, sizes),
+        *list_precision_warnings(precision, torch.device(device)),
     )
 
 

@@ -36,6 +36,22 @@ def has_bfloat16(device: torch.device) -> bool:
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
+def list_precision_warnings(precision: str, device: torch.device) -> tuple[str, ...]:
+    """Return a warning if bfloat16 is chosen where a processor has to emulate it.
+
+    Args:
+        precision: The precision that the job sets; "" if it sets none.
+        device: The device that trains.
+    """
+    if precision != "bfloat16" or has_bfloat16(device):
+        return ()
+    return (
+        'precision = "bfloat16" is slower than float32 here, because this processor '
+        'has no instructions for it; set it to "auto" to use bfloat16 only where it '
+        "is faster",
+    )
+
+
 def require_float32(precision: Precision) -> None:
     """Check that a run with differential privacy has no lower precision.
 
