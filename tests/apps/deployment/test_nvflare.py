@@ -39,8 +39,12 @@ from intruders import PROJECT, ward_job
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.app_common.decomposers import common_decomposers
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.fuel.f3.cellnet import defs as cells
 from nvflare.fuel.f3.cellnet.cell import Adapter
@@ -66,6 +70,9 @@ from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 from nvflare.fuel.utils.fobs import dots, lobs
+from nvflare.fuel.utils.fobs import fobs as nvflare_fobs
+from nvflare.fuel.utils.fobs.builtin_decomposers import BUILTIN_TYPES
+from nvflare.fuel.utils.fobs.datum import TEN_MEGA, Datum, DatumManager
 from nvflare.private.admin_defs import Message as Order
 from nvflare.private.admin_defs import ok_reply
 from nvflare.private.defs import CellMessageHeaderKeys
@@ -74,6 +81,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.job_runner import JobRunner
+from nvflare.private.fed.utils.decomposers import private_decomposers
 from nvflare.security.security import FLAuthorizer
 
 from fednotes.apps.deployment.nvflare import gate, presence, processes
@@ -82,6 +90,7 @@ from fednotes.apps.deployment.nvflare import server as flare
 from fednotes.apps.deployment.nvflare import site as nvflare_site
 from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
 from fednotes.apps.deployment.nvflare.certificates import check_kit
+from fednotes.apps.deployment.nvflare.large_replies import load_stored
 from fednotes.apps.deployment.rules.guard import NoRoom, NotApproved
 from fednotes.apps.deployment.rules.ledger import Ledger, read_ledger_lines
 from fednotes.apps.deployment.rules.policy import (
@@ -91,6 +100,7 @@ from fednotes.apps.deployment.rules.policy import (
 )
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 from fednotes.core.store import LARGE_BYTES
+from fednotes.core.stored_bytes import StoredBytes
 from fednotes.engines import launch
 
 ROLES = ("project_admin", "lead", "org_admin", "member")
@@ -1377,22 +1387,153 @@ def test_the_network_manager_of_a_process_refuses_all_orders() -> None:
         assert answer.get_header(cells.MessageHeaderKey.ERROR) == "no run needs this"
 
 
+def encode(value: Any) -> bytes:
+    """Return a message of a sender that is not bound to NVFlare's types."""
+    content: bytes = msgpack.packb(value)
+    header: bytes = lobs.HEADER_STRUCT.pack(lobs.MARKER_MAIN, 0, len(content))
+    return header + content
+
+
+def encode_object(name: str, data: Any, decomposer: str = "DataClass") -> Any:
+    return {
+        "__fobs_type__": name,
+        "__fobs_data__": data,
+        "__fobs_dc__": f"nvflare.fuel.utils.fobs.decomposer.{decomposer}Decomposer",
+    }
+
+
+DATUM = "nvflare.fuel.utils.fobs.datum.Datum"
+
+
 def test_a_task_cannot_make_a_site_send_a_file(tmp_path: Path) -> None:
     """A site sends the cookies of a task back. NVFlare reads the file that a datum
     names when it sends the datum."""
     note = tmp_path / "note.txt"
     note.write_text("a note")
-    package = "nvflare.fuel.utils.fobs"
     facts = {"datum_id": "0", "datum_type": 3, "dot": 0, "value": str(note)}
-    datum = {
-        "__fobs_type__": f"{package}.datum.Datum",
-        "__fobs_data__": {"data": facts},
-        "__fobs_dc__": f"{package}.decomposer.DataClassDecomposer",
-    }
-    content = msgpack.packb({"cookies": datum})
+    datum = encode_object(DATUM, {"data": facts})
+    with pytest.raises(ValueError, match=r"contains a nvflare.*Datum, which no run"):
+        fobs.loads(encode({"cookies": datum}))
+    with pytest.raises(ValueError, match="a file, which no run needs"):
+        fobs.dumps({"cookies": Datum.file_datum(str(note))})
+
+
+KNOWN_TYPES = sorted({*BUILTIN_TYPES, "builtins.tuple", "builtins.set", "os.PathLike"})
+NEEDED_TYPES = {
+    "nvflare.apis.client.Client",
+    "nvflare.apis.fl_context.FLContext",
+    "nvflare.apis.job_def.JobMetaKey",
+    "nvflare.apis.shareable.Shareable",
+    "nvflare.fuel.utils.fobs.datum.DatumRef",
+    "nvflare.private.admin_defs.Message",
+}
+
+
+@pytest.mark.parametrize("name", sorted({*KNOWN_TYPES} - NEEDED_TYPES))
+def test_a_message_with_an_object_that_no_run_needs_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a module is loaded, also within objects that a run needs, and in a large
+    message that arrives in a file."""
+
+    def refuse_loading(*_: Any) -> Any:
+        pytest.fail("NVFlare loaded the module of a type")
+
+    monkeypatch.setattr(nvflare_fobs, "load_class", refuse_loading)
+    for decomposer in ("DataClass", "EnumType", "Dict"):
+        inner = encode_object(name, {"data": {}}, decomposer)
+        outer = encode_object("nvflare.apis.shareable.Shareable", {"a": [inner]})
+        for message in map(encode, (inner, outer)):
+            with pytest.raises(ValueError, match="which no run needs"):
+                fobs.loads(message)
+            stored = StoredBytes(tmp_path)
+            stored.append(message)
+            with pytest.raises(ValueError, match="which no run needs"):
+                load_stored(stored)
+
+
+def test_all_types_that_nvflare_registers_are_refused_unless_a_run_needs_them() -> None:
+    """NVFlare accepts the types that its programs registered from anyone."""
+    flare_decomposers.register()
+    common_decomposers.register()
+    private_decomposers.register()
+    fobs.loads(fobs.dumps(1))  # registers those of Python's own types
+    registered = set(nvflare_fobs._decomposers)
+    assert len(registered) > 15
+    for name in sorted({*registered} - NEEDED_TYPES):
+        with pytest.raises(ValueError, match="which no run needs"):
+            fobs.loads(encode(encode_object(name, {})))
+
+
+def test_objects_that_a_run_needs_arrive(tmp_path: Path) -> None:
+    context = FLContext()
+    context.set_prop("name", "h1", private=False)
+    order = Order("train.deploy", b"zip")
+    order.set_header("job", {"sites": [1, 2]})
+    client = Client("h1", "token")
+    long_value = bytes(TEN_MEGA)
+    task = Shareable({"frame": long_value, "inner": Shareable({"x": long_value})})
+    sent = [context, order, client, JobMetaKey.JOB_CLIENTS, task]
+    message = fobs.dumps(sent)
+    stored = StoredBytes(tmp_path)
+    stored.append(message)
+    for received in (fobs.loads(message), load_stored(stored)):
+        assert [type(each) for each in received] == [type(each) for each in sent]
+        assert received[0].props == context.props
+        assert vars(received[1]) == vars(order)
+        assert vars(received[2]) == vars(client)
+        assert received[3] is JobMetaKey.JOB_CLIENTS
+        assert bytes(received[4]["frame"]) == long_value
+        assert bytes(received[4]["inner"]["x"]) == long_value
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "problem"),
+    [
+        ("nvflare.private.admin_defs.Message", {"data": {"get_header": 1}}, "other"),
+        ("nvflare.private.admin_defs.Message", 7, "other attributes"),
+        ("nvflare.fuel.utils.fobs.datum.DatumRef", {"data": {}}, "other attributes"),
+        (
+            "nvflare.fuel.utils.fobs.datum.DatumRef",
+            {"data": {"datum_id": "0", "unwrap": True}},
+            "a value that it does not contain",
+        ),
+        (["a", "list"], {}, "which no run needs"),
+        ("x" * 10_000, {}, "x{40}.{0,50}, which no run needs"),
+    ],
+)
+def test_an_object_with_other_content_than_a_runs_is_refused(
+    name: Any, data: Any, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        fobs.loads(encode(encode_object(name, data)))
+
+
+def test_a_message_cannot_announce_more_than_it_contains() -> None:
+    """msgpack would take memory for the announced number of items at each level."""
+    levels = b"\xdd\x00\x0f\x00\x00" * 100
+    content = levels + bytes(2_000_000)
     header = lobs.HEADER_STRUCT.pack(lobs.MARKER_MAIN, 0, len(content))
-    with pytest.raises(ValueError, match="contains a datum"):
+    with pytest.raises(ValueError, match="max_array_len"):
         fobs.loads(header + content)
+    content = b"\xc4" + bytes(gate.MAX_FIRST_SECTION)
+    header = lobs.HEADER_STRUCT.pack(lobs.MARKER_MAIN, 0, len(content))
+    with pytest.raises(ValueError, match="apart from long values"):
+        fobs.loads(header + content)
+
+
+def test_nested_objects_are_decoded_in_linear_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVFlare would search the whole content of each object for references."""
+    nested: Any = ["x"] * 1000
+    for _ in range(100):
+        data = {"a": nested}
+        nested = encode_object("nvflare.apis.shareable.Shareable", data, "Dict")
+    searched = mock.Mock(side_effect=lambda value: value)
+    monkeypatch.setattr(DatumManager, "internalize", searched)
+    fobs.loads(encode(nested))
+    assert searched.call_count <= 1100
 
 
 @pytest.mark.parametrize(

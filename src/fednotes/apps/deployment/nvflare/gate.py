@@ -13,11 +13,12 @@
   failure; `outlive_unreadable_results` and `outlive_reported_failures` prevent that.
   `shorten_debug_texts` keeps a large message from blocking the server, and
   `limit_unfinished_messages` many messages that do not end.
-- **Every process.** A message can contain the path of any file of its receiver. If
-  NVFlare sends this part of the message on, it sends the file: a site would answer a
-  task with its notes. NVFlare also writes parts that the sender calls files to a folder
-  in `/tmp`, and never deletes them, and fetches data for others. `refuse_odd_parts`
-  makes it refuse such messages.
+- **Every process.** NVFlare builds objects of some sixty types for whoever sends a
+  message, and a run needs six. An object can contain the path of any file of its
+  receiver. If NVFlare sends it on, it sends the file: a site would answer a task with
+  its notes. NVFlare also writes parts that the sender calls files to a folder in
+  `/tmp`, and never deletes them, and fetches data for others. `refuse_odd_parts` makes
+  it refuse such messages.
   NVFlare's network manager stops processes and tests their speed and memory for whoever
   asks it to. `refuse_network_orders` makes it refuse.
   For some messages, NVFlare takes as much memory as their first piece announces;
@@ -79,10 +80,14 @@ from fednotes.core.errors import FednotesError, RefusedError, needs
 
 with needs("nvflare", "deploy"):
     from cryptography.x509 import load_pem_x509_certificate
+    from nvflare.apis.client import Client
     from nvflare.apis.event_type import EventType
     from nvflare.apis.fl_component import FLComponent
     from nvflare.apis.fl_constant import ReservedTopic, ServerCommandNames
     from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.job_def import JobMetaKey
+    from nvflare.apis.shareable import Shareable
+    from nvflare.apis.utils.decomposers.flare_decomposers import ContextDecomposer
     from nvflare.fuel.f3.cellnet import cell
     from nvflare.fuel.f3.cellnet import defs as cells
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell, make_reply
@@ -118,7 +123,19 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.utils.buffer_list import ConsumableBufferList
     from nvflare.fuel.utils.class_loader import get_class_name
     from nvflare.fuel.utils.fobs import Decomposer, fobs, lobs
-    from nvflare.fuel.utils.fobs.datum import Datum
+    from nvflare.fuel.utils.fobs.datum import (
+        TEN_MEGA,
+        Datum,
+        DatumManager,
+        DatumRef,
+        DatumType,
+    )
+    from nvflare.fuel.utils.fobs.decomposer import (
+        DATA_CONTENT,
+        DataClassDecomposer,
+        DictDecomposer,
+        EnumTypeDecomposer,
+    )
     from nvflare.lighter import utils
     from nvflare.private.admin_defs import Message as Order
     from nvflare.private.admin_defs import error_reply
@@ -214,6 +231,11 @@ MAX_RESULT_FILES = 10_000
 # The messages of a member whose last piece has not arrived. An honest site sends one or
 # two at a time; those of a process that ended count until NVFlare gives them up.
 MAX_UNFINISHED = 16
+# The part of a message with all but its long values. NVFlare puts each value of
+# TEN_MEGA bytes or more in a section of its own, after this part.
+MAX_FIRST_SECTION = 2 * TEN_MEGA
+MAX_ITEMS = 100_000  # of a list or dictionary in a message, such as the sites of a run
+MAX_SHOWN = 80  # characters of a name that another party chose
 MAX_LOGGED_STRANGERS = 100  # maximum number of strangers; each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _MAX_SOCKET_PATH = 100  # bytes; some systems refuse longer socket paths
@@ -222,6 +244,7 @@ _push_by_nvflare = FileTransferModule.push_folder
 _unpack_by_nvflare = FileTransferModule._unzip_file
 _validate_by_nvflare = JobMetaValidator.validate
 _verify_by_nvflare = utils.verify_cert_chain
+_msgpack_of_nvflare = fobs.msgpack
 _find_stream_by_nvflare = RxTask.find_or_create_task
 # Each root whose certificates are checked, and the folder of trusted certificates.
 _checked_roots: dict[Any, Path] = {}
@@ -614,45 +637,165 @@ def shorten_debug_texts() -> None:
     ConsumableBufferList.__repr__ = lambda chunks: f"<{len(chunks)} chunks>"
 
 
-class _NoDatum(Decomposer):
-    """Refuses a `Datum` in a message, in place of NVFlare's decomposer.
+class _Facts(DataClassDecomposer):
+    """Decodes an object of a class with exactly its own attributes.
 
-    NVFlare sends a reference to a datum, and its content apart. A datum that a sender
-    made has a path of the sender's choice. NVFlare would read this file when it sends
-    the datum on, as a site does with the cookies of a task.
+    NVFlare's decomposer would set any attribute that the sender names.
+
+    Args:
+        data_type: The class.
+        attributes: The names of its attributes.
     """
 
-    def supported_type(self) -> Any:
-        """Return the type that is refused."""
-        return Datum
+    def __init__(self, data_type: type, *attributes: str) -> None:
+        super().__init__(data_type)
+        self._attributes = frozenset(attributes)
 
-    def decompose(self, target: Datum, manager: Any = None) -> Any:  # noqa: ARG002
-        """Refuse to send a datum.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError("a message would contain a datum, which no run needs")
-
-    def recompose(self, data: Any, manager: Any = None) -> Any:  # noqa: ARG002
-        """Refuse a datum that was received.
+    def recompose(self, data: Any, manager: Any = None) -> Any:
+        """Return the object.
 
         Raises:
-            ValueError: Always.
+            ValueError: The message does not contain exactly the attributes.
         """
-        raise ValueError("the message contains a datum, which no run needs")
+        facts = data.get(DATA_CONTENT) if isinstance(data, dict) else None
+        if (
+            not isinstance(facts, dict)
+            or len(data) != 1
+            or facts.keys() != self._attributes
+        ):
+            raise ValueError("the message contains an object with other attributes")
+        return super().recompose(data, manager)
+
+
+class _SeparateValue(_Facts):
+    """Decodes a reference to a value of 10 MB or more, which follows the message.
+
+    The value takes the reference's place at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(DatumRef, "datum_id", "unwrap")
+
+    def recompose(self, data: Any, manager: Any = None) -> Any:
+        """Return the value.
+
+        Raises:
+            ValueError: The reference is to the object around the value, which a site
+                would keep, or to no value.
+        """
+        reference = super().recompose(data)
+        is_known = isinstance(reference.datum_id, str) and manager is not None
+        datum = manager.get_datum(reference.datum_id) if is_known else None
+        if datum is None or reference.unwrap is not True:
+            raise ValueError("the message refers to a value that it does not contain")
+        return datum.value
+
+
+# The types of objects in the messages of a run, by name. They are harmless in every
+# process, so there is one list for all: no object of them does anything by itself.
+_DECOMPOSERS: dict[str, Decomposer] = {
+    get_class_name(decomposer.supported_type()): decomposer
+    for decomposer in (
+        # A dictionary: tasks, results, and what sites and the server ask each other.
+        DictDecomposer(Shareable),
+        # The facts of the sender's process, such as its name and its run: when a site
+        # registers, asks for a task or sends a result.
+        ContextDecomposer(),
+        # An order of the server to a site's main process, and the answer.
+        _Facts(Order, "id", "topic", "body", "headers"),
+        # The sites of a run, which the server's main process tells the run's process.
+        _Facts(Client, "name", "token", "last_connect_time", "props"),
+        # A key of the facts of a job, in the order to start it.
+        EnumTypeDecomposer(JobMetaKey),
+        # An update or parameters of 10 MB or more.
+        _SeparateValue(),
+    )
+}
+
+
+class _BoundedMsgpack:
+    """Decodes the part of a message with all but its long values, in place of msgpack.
+
+    One byte of a message can become an object of 64 bytes, and five bytes can announce
+    a list of millions of items, for which msgpack takes memory at once.
+    """
+
+    packb = staticmethod(_msgpack_of_nvflare.packb)
+
+    @staticmethod
+    def unpackb(data: Any, **options: Any) -> Any:
+        """Decode a message, as `msgpack.unpackb` does.
+
+        Raises:
+            ValueError: The message is too long, or has a list that is too long.
+        """
+        if len(data) > MAX_FIRST_SECTION:
+            raise ValueError(
+                f"a message has {len(data):,} bytes apart from long values"
+            )
+        return _msgpack_of_nvflare.unpackb(
+            data, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, **options
+        )
 
 
 def refuse_odd_parts() -> None:
     """Make this process refuse messages with parts that no run needs.
 
-    NVFlare would write a part that the sender calls a file to a folder that other users
-    of the machine may have created, under a name of the sender's choice, and keep it.
-    For a part with an object type, it would fetch data from wherever the part says.
+    NVFlare knows some sixty types of objects, whose modules it loads when a message
+    names them. Some have effects: a datum that a sender made has a path of the sender's
+    choice, and NVFlare reads this file when it sends the datum on, as a site does with
+    the cookies of a task. A decomposer of arrays fetches data from wherever the message
+    says. Only the types in `_DECOMPOSERS` are decoded.
+
+    NVFlare would also write a part that the sender calls a file to a folder that other
+    users of the machine may have created, under a name of the sender's choice, and keep
+    it. For a part with an object type, it would fetch data.
+
+    Nor does this process send a file in a message.
     """
-    fobs._decomposers[get_class_name(Datum)] = _NoDatum()
+    # NVFlare encodes with them too, and registers its own only if there are none.
+    fobs._decomposers.update(_DECOMPOSERS)
+    fobs.Packer.unpack = _decode_object
+    fobs.msgpack = _BoundedMsgpack
+    DatumManager.add_datum = _add_datum
     lobs.get_datum_dir = _refuse_file
     lobs.get_dot_handler = lambda _: None  # NVFlare then refuses the message
+
+
+def _decode_object(packer: Any, encoded: Any) -> Any:
+    """Decode an object in a message, in place of NVFlare's method.
+
+    The inner objects are already decoded. NVFlare would search the whole content of
+    each object for references, so a message of nested objects would take very long.
+
+    Args:
+        packer: Decodes one message.
+        encoded: A dictionary in the message, which may describe an object.
+
+    Raises:
+        ValueError: No run needs an object of this type.
+    """
+    if fobs.FOBS_TYPE not in encoded:
+        return encoded
+    name = encoded[fobs.FOBS_TYPE]
+    decomposer = _DECOMPOSERS.get(name) if isinstance(name, str) else None
+    if decomposer is None:
+        shown = clean(str(name)[:MAX_SHOWN], NAME)
+        raise ValueError(f"the message contains a {shown}, which no run needs")
+    data = encoded.get(fobs.FOBS_DATA)
+    manager = packer.manager if isinstance(decomposer, _SeparateValue) else None
+    return decomposer.recompose(data, manager)
+
+
+def _add_datum(manager: DatumManager, datum: Datum) -> None:
+    """Add a separate part to a message, in place of NVFlare's method.
+
+    Raises:
+        ValueError: The part is a file.
+    """
+    if datum.datum_type == DatumType.FILE:
+        _refuse_file()
+    manager.datums[datum.datum_id] = datum
 
 
 def _refuse_file() -> str:

@@ -15,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from fednotes.apps.deployment.nvflare.gate import MAX_FIRST_SECTION
 from fednotes.core.errors import FednotesError, needs
 from fednotes.core.store import LARGE_BYTES
 from fednotes.core.stored_bytes import ALIGN, StoredBytes
@@ -27,12 +28,9 @@ with needs("nvflare", "deploy"):
     from nvflare.fuel.utils import fobs
     from nvflare.fuel.utils.buffer_list import ConsumableBufferList
     from nvflare.fuel.utils.fobs import lobs
-    from nvflare.fuel.utils.fobs.datum import TEN_MEGA, Datum, DatumManager
+    from nvflare.fuel.utils.fobs.datum import Datum, DatumManager
     from nvflare.fuel.utils.fobs.decomposer import Internalizer
 
-# NVFlare puts values of more than TEN_MEGA bytes in sections of their own, after the
-# section with all others.
-MAX_FIRST_SECTION = 2 * TEN_MEGA
 # Sections after the first one; a reply has one long value. Each takes much more time
 # and memory than its bytes.
 MAX_LONG_VALUES = 16
