@@ -59,22 +59,22 @@ def are_missing_by_chance(
         note_counts: Number of notes, for each site.
     """
     return not any(
-        is_left_out(label, site, mention_counts, note_counts)
+        is_unannotated(label, site, mention_counts, note_counts)
         for site in mention_counts
         for label in labels
     )
 
 
-def is_left_out(
+def is_unannotated(
     label: str,
     site: str,
     mention_counts: Mapping[str, Mapping[str, int]],
     note_counts: Mapping[str, int],
 ) -> bool:
-    """Return whether a site lacks a type that is frequent in the other sites' notes.
+    """Return whether a site seems not to annotate a type, because it has no mention.
 
     At the rate of the other sites, the site's notes would have at least
-    `RARE_EXPECTED` mentions of the type.
+    `RARE_EXPECTED` mentions of the type, so they do not lack it by chance.
 
     Args:
         label: The type.

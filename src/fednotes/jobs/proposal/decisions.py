@@ -28,7 +28,7 @@ from fednotes.jobs.unshared_types import (
     describe_pooled,
     find_common_types,
     find_unshared_types,
-    is_left_out,
+    is_unannotated,
 )
 
 # Methods for annotated mentions that can be proposed.
@@ -203,7 +203,7 @@ def _find_unannotated_types(
         labels = [
             label
             for label, _ in total.most_common()
-            if is_left_out(label, site.name, types, notes)
+            if is_unannotated(label, site.name, types, notes)
         ]
         if labels:
             unannotated[site.name] = labels
@@ -219,23 +219,11 @@ def _describe_unannotated_types(
         unannotated: The types that each site never annotates.
         types: Number of mentions by entity type, for each site.
     """
-    clauses = []
-    for site, labels in unannotated.items():
-        annotating_sites = [
-            name
-            for name, counts in types.items()
-            if any(label in counts for label in labels)
-        ]
-        num_mentions = sum(
-            types[name][label] for name in annotating_sites for label in labels
-        )
-        owner = "other sites have"
-        if len(annotating_sites) == 1:
-            owner = f"{annotating_sites[0]} has"
-        clauses.append(
-            f"{site} never annotates {_join_names(labels)}, which {owner} "
-            f"{format_count(num_mentions, 'time')}"
-        )
+    clauses = [
+        f"{site} never annotates {_join_names(labels)}, which "
+        f"{_count_mentions_elsewhere(labels, types)}"
+        for site, labels in unannotated.items()
+    ]
     num_unshown = len(clauses) - _MAX_CLAUSES
     if num_unshown > 0:
         more_sites = format_count(num_unshown, "more site")
@@ -245,6 +233,29 @@ def _describe_unannotated_types(
         '"distill" fits, which learns a type only where it is annotated), or the notes '
         'there hold none (then method "finetune" fits)'
     )
+
+
+def _count_mentions_elsewhere(
+    labels: Sequence[str], types: Mapping[str, Counter[str]]
+) -> str:
+    """Return which sites have mentions of some types, and how many, in words.
+
+    Args:
+        labels: The types.
+        types: Number of mentions by entity type, for each site.
+    """
+    annotating_sites = [
+        site
+        for site, counts in types.items()
+        if any(label in counts for label in labels)
+    ]
+    num_mentions = sum(
+        types[site][label] for site in annotating_sites for label in labels
+    )
+    times = format_count(num_mentions, "time")
+    if len(annotating_sites) == 1:
+        return f"{annotating_sites[0]} has {times}"
+    return f"other sites have {times}"
 
 
 def _find_lacking_types(
