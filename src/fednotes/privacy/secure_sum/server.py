@@ -155,35 +155,43 @@ class SecureServer:
         }
 
     def add_masked(self, message: MaskedMessage) -> None:
-        """Accept a site's masked update.
+        """Check a site's masked update, and add it to the sum of its layout.
 
-        If sites send several layouts, the most frequent one is used.
+        If sites send several layouts, there is a sum for each; `make_requests` chooses
+        the one of most sites.
         """
+        self._check_masked(message)
+        layout_digest = message.layout.compute_digest()
+        running_sum = self._sums.get(layout_digest)
+        if running_sum is None:
+            running_sum = _Sum(message.layout, message.words.copy())
+            self._sums[layout_digest] = running_sum
+        else:
+            np.add(running_sum.words, message.words, out=running_sum.words)
+        running_sum.sites.add(message.site)
+        self._receipts[message.site] = dict(message.receipts)
+
+    def _check_masked(self, message: MaskedMessage) -> None:
+        """Raise RefusedError unless a masked update can be added to a sum."""
         site = message.site
         self._expect(
             "masked", site, message.exchange, set(self._boxes), set(self.sites_heard)
         )
+
         check_layout(message.layout)
         if message.layout.sites != len(self._parties.sites):
             raise RefusedError(
                 f"site {site!r} prepared its update for another number of sites"
             )
+
         words = message.words
         if words.dtype != np.uint64 or words.shape != (message.layout.words,):
             raise RefusedError(f"the masked update of site {site!r} has the wrong size")
+
         if not _covers(message.receipts, set(self.roster) - {site}, RECEIPT_BYTES):
             raise RefusedError(
                 f"site {site!r} did not send one receipt for each other site"
             )
-        layout_digest = message.layout.compute_digest()
-        running_sum = self._sums.get(layout_digest)
-        if running_sum is None:
-            running_sum = _Sum(message.layout, words.copy())
-            self._sums[layout_digest] = running_sum
-        else:
-            np.add(running_sum.words, words, out=running_sum.words)
-        running_sum.sites.add(site)
-        self._receipts[site] = dict(message.receipts)
 
     def make_requests(self) -> dict[str, UnmaskRequest]:
         """End the phase of updates; return the request to each survivor.
@@ -260,7 +268,7 @@ class SecureServer:
         self._answers[message.site] = message
 
     def open_total(self) -> Total:
-        """Open the sum over the survivors, and return it.
+        """Remove all masks from the sum over the survivors, and return it.
 
         Wrong shares of up to two sites are left out if `threshold` others remain.
 
@@ -273,17 +281,22 @@ class SecureServer:
         self._require_enough(len(self._answers), "opened shares")
         layout = self._sum.layout
         layout_digest = layout.compute_digest()
-        keys = []  # of the masks that are still in the sum, with their opposite sign
+
+        # Two kinds of masks are still in the sum: the survivors' self masks, and their
+        # pair masks with sites that dropped out. Those of two survivors have cancelled.
+        cancelling_keys = []
         for site in self.survivors:
             self_key = derive_self_mask_key(
                 self._rebuild_seed(site), self._session, layout_digest
             )
-            keys.append((self_key, -1))
+            cancelling_keys.append((self_key, -1))
         for site in self.roster:
             if site not in self.survivors:
-                keys += self._derive_cancelling_keys(site, layout_digest)
+                cancelling_keys += self._derive_cancelling_keys(site, layout_digest)
+
+        # The sum is changed in place, so it cannot be opened a second time.
         self.phase = "closed"
-        crypto.add_streams(self._sum.words, keys)
+        crypto.add_streams(self._sum.words, cancelling_keys)
         return decode_sum(self._sum.words, layout, self.survivors)
 
     def _rebuild_seed(self, site: str) -> bytes:
@@ -304,17 +317,17 @@ class SecureServer:
     ) -> list[tuple[bytes, int]]:
         """Return the keys that cancel the survivors' pair masks with a dropped site.
 
-        Each survivor has added its pair mask with the dropped site, which would have
-        added the same mask with the opposite sign. The dropped site's private key,
-        rebuilt from the opened shares, gives the secret of each pair again.
+        The two sites of a pair use the same mask with opposite signs, so that it
+        cancels in the sum. The dropped site's half is missing; the server adds it in
+        its place, with the dropped site's private key, rebuilt from the opened shares.
 
         Args:
             dropped: The dropped site.
             layout_digest: Digest of the layout.
 
         Returns:
-            The key of the pair mask with each survivor, and the sign with which its
-            stream is added to the sum.
+            For each survivor, the key of the pair's mask, and the sign that the dropped
+            site would have used.
         """
 
         def matches_public_key(raw: bytes) -> bool:
@@ -335,8 +348,9 @@ class SecureServer:
             pair_key = derive_pair_mask_key(
                 secret, self._session, site, dropped, layout_digest
             )
-            # The opposite of the sign that the survivor used.
-            sign = -1 if site < dropped else 1
+            # In a pair, the site whose name comes first adds the mask, and the other
+            # one subtracts it.
+            sign = 1 if dropped < site else -1
             keys.append((pair_key, sign))
         return keys
 
@@ -583,7 +597,7 @@ class ServerChain:
         next_exchange = self._next
         self._current = None
         self._next = None
-        # In this phase, the next exchange has keys of enough sites (`make_requests`).
+        # `make_requests` began the phase "shares" only if enough sites had sent keys.
         if next_exchange is not None and next_exchange.phase == "shares":
             with suppress(TrainingError):  # too few sites sent shares
                 next_exchange.collect_boxes()
