@@ -153,6 +153,16 @@ def _find_pointer(context, builder, array_type, array, indices):
     return cgutils.get_item_pointer(context, builder, array_type, contents, indices)
 
 
+def _find_vector(context, builder, array_type, array, indices):
+    """Return the address of the vector array[t, j], as a pointer to `_FLOATS`.
+
+    Its first number is the element [t, j, 0].
+    """
+    first_lane = [*indices, ir.Constant(indices[0].type, 0)]
+    address = _find_pointer(context, builder, array_type, array, first_lane)
+    return builder.bitcast(address, _FLOATS.as_pointer())
+
+
 @intrinsic
 def _spread(typing_context, value):
     """Return one number for all lanes."""
@@ -179,11 +189,7 @@ def _load(typing_context, array, t, j):
     """Return array[t, j] of an array (tokens, columns, LANES)."""
 
     def generate(context, builder, signature, args):
-        first_lane = [*args[1:], ir.Constant(args[1].type, 0)]  # the element [t, j, 0]
-        address = _find_pointer(
-            context, builder, signature.args[0], args[0], first_lane
-        )
-        vector = builder.bitcast(address, _FLOATS.as_pointer())
+        vector = _find_vector(context, builder, signature.args[0], args[0], args[1:])
         return builder.load(vector, align=8)
 
     return _lanes(array, types.intp, types.intp), generate
@@ -194,11 +200,7 @@ def _store(typing_context, array, t, j, value):
     """Set array[t, j] of an array (tokens, columns, LANES)."""
 
     def generate(context, builder, signature, args):
-        first_lane = [*args[1:3], ir.Constant(args[1].type, 0)]  # element [t, j, 0]
-        address = _find_pointer(
-            context, builder, signature.args[0], args[0], first_lane
-        )
-        vector = builder.bitcast(address, _FLOATS.as_pointer())
+        vector = _find_vector(context, builder, signature.args[0], args[0], args[1:3])
         builder.store(args[3], vector, align=8)
         return context.get_dummy_value()
 
