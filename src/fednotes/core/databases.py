@@ -502,8 +502,9 @@ def hide_passwords(text: str) -> str:
 def _has_password(text: str) -> bool:
     """Return whether a URL has a password, even if it is not a valid URL.
 
-    Passwords are recognised in `postgresql://USER:PASSWORD@HOST`, in the same with a
-    slash missing, and in options such as `?password=PASSWORD`.
+    A password may stand before the host, as in `postgresql://USER:PASSWORD@HOST` or
+    `postgresql:/USER:PASSWORD@HOST`, or in an option, as in `?password=PASSWORD`. If in
+    doubt, the answer is yes.
     """
     if text.lower().startswith("sqlite"):
         return False  # a file needs none, and its path may contain ":" and "@"

@@ -285,15 +285,15 @@ class Server(averaging.Server):
 def make_finetune_config(
     config: Config, tags: TagSet, **changes: Any
 ) -> finetune.Config:
-    """Convert the settings to those of fine-tuning, which trains both models.
+    """Return the settings with which the method "finetune" trains one of the models.
 
     Args:
-        config: The settings.
-        tags: The tags of the fine-tuned model.
-        **changes: Settings of fine-tuning that differ from `config`.
+        config: The settings of this method.
+        tags: The tags of the model.
+        **changes: Settings that differ from `config`, by name.
     """
-    # Both methods have these settings: those of their common base, and two that each of
-    # them defines for itself.
+    # The settings that both methods have: those that they inherit from `Averaging`, and
+    # two that each of them defines itself.
     names = [setting.name for setting in fields(Averaging)] + ["privacy", "min_sites"]
     values = {name: getattr(config, name) for name in names}
     values.update(changes)

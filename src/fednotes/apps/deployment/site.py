@@ -609,13 +609,18 @@ class AgreedSite:
         return State(state.round, state.tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Return to a saved state; for a new site, which has not agreed yet."""
+        """Restore a saved state in a site that has just been created.
+
+        If the sites had agreed when the state was saved, the agreement is restored from
+        their descriptions before the state of the method's site.
+        """
         text = state.facts["descriptions"]
         if not text:
-            # The state was saved before the agreement, so a new site is in this state.
+            # The sites had not agreed yet, and neither has a new site.
             return
-        # The server's fingerprint is not saved. When the sites agreed, it was equal to
-        # the one that this site computes from the same descriptions.
+        # `_create_method_site` compares the server's fingerprint of the agreement with
+        # this site's. The server's is not saved, but the two were equal when the sites
+        # agreed, so this site's stands for it.
         fingerprint = compute_agreement_fingerprint(
             self._job, decode_descriptions(text)
         )

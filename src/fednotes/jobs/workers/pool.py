@@ -180,8 +180,8 @@ class Workers:
     ) -> None:
         """Wait until the workers have read the data; end those without work.
 
-        `begin_to_open` comes first. Workers that it could not start, because the number
-        of useful ones was unknown, start now.
+        Call `begin_to_open` first. Workers with `Start.WITH_PARTS` start only now,
+        because the number of useful ones was unknown before.
 
         Args:
             job: The job.
@@ -198,7 +198,7 @@ class Workers:
             self._send_job(job)
         self._wait_for_data(job, sites)
 
-        # Fewer workers than `_fewest` would bring nothing: this process computes.
+        # With fewer workers than `_fewest`, this process computes as fast by itself.
         num_kept = num_useful if num_useful >= self._fewest else 0
         surplus = self.all[num_kept:]
         del self.all[num_kept:]
