@@ -62,15 +62,31 @@ def test_adam_compression_and_low_ranks_do_not_hide_tokens() -> None:
 
 
 def test_one_step_reveals_positions_and_an_epoch_hides_them(bert: Path) -> None:
-    model, few = {"train": "encoder", "dropout": 0.0}, {"compression": "none"}
-    leaks = [
-        run_attack(encoder_job(bert, model, **few, **s), "positions")
-        for s in ({"local_epochs": 0.001}, {})
-    ]
-    assert leaks[0].control == 1.0
-    advantages = [(leak.success or 0) - leak.chance for leak in leaks]
-    # The differences depend on the processor: 0.15 to 0.32 with four seeds of the job.
-    assert advantages[0] > 0.1 + advantages[1]
+    """On average over seeds, and in float32, because some processors round to bfloat16
+    by default, which changes what the updates reveal."""
+    model = {"train": "encoder", "dropout": 0.0}
+
+    def measure_advantage(local_epochs: float) -> float:
+        """Return the mean advantage over chance."""
+        advantages = []
+        for seed in (2, 3, 4):
+            job = encoder_job(
+                bert,
+                model,
+                seed=seed,
+                local_epochs=local_epochs,
+                compression="none",
+                precision="float32",
+            )
+            leak = run_attack(job, "positions")
+            assert leak.control == 1.0
+            assert leak.success is not None
+            advantages.append(leak.success - leak.chance)
+        return float(np.mean(advantages))
+
+    one_step = measure_advantage(local_epochs=0.001)
+    epoch = measure_advantage(local_epochs=1.0)
+    assert one_step > 0.25 + epoch
 
 
 def test_a_position_scores_higher_the_nearer_its_row_is_to_the_span() -> None:

@@ -31,12 +31,14 @@ def encoder_job(
     encoder: Path,
     model: dict[str, Any],
     privacy: dict[str, Any] | None = None,
+    *,
+    seed: int = 2,
     **training: Any,
 ) -> Job:
     """Return a job that fine-tunes an encoder on the same sites."""
     table = {
         "method": "finetune",
-        "seed": 2,
+        "seed": seed,
         "synthetic": TABLE["synthetic"],
         "training": {"cycles": 1, "batch": "each", "batch_size": 2, **training},
         "model": {"kind": "token-classifier", "encoder": str(encoder), **model},
