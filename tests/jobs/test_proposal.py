@@ -337,8 +337,8 @@ def test_a_frequent_type_that_one_site_lacks_is_a_difference_of_annotation() -> 
 
 def test_a_remark_describes_three_sites_that_lack_types_and_counts_the_others() -> None:
     shared = {f"Type{n}": 400 for n in range(10)}
-    lacking_sites = dict.fromkeys("bcdef", shared)
-    sites = {"a": {**shared, "Medication": 159}, **lacking_sites}
+    sites = dict.fromkeys("abcdef", shared)
+    sites["a"] = shared | {"Medication": 159}
     remark = propose(facts_of(sites), Choices(), has_minilm=True).remarks[0]
     assert remark.count("never annotates Medication") == 3
     assert "; types are missing at 2 more sites, too: either annotators" in remark

@@ -1418,7 +1418,7 @@ def test_a_task_cannot_make_a_site_send_a_file(tmp_path: Path) -> None:
         fobs.dumps({"cookies": Datum.file_datum(str(note))})
 
 
-KNOWN_TYPES = sorted({*BUILTIN_TYPES, "builtins.tuple", "builtins.set", "os.PathLike"})
+KNOWN_TYPES = BUILTIN_TYPES | {"builtins.tuple", "builtins.set", "os.PathLike"}
 NEEDED_TYPES = {
     "nvflare.apis.client.Client",
     "nvflare.apis.fl_context.FLContext",
@@ -1429,7 +1429,7 @@ NEEDED_TYPES = {
 }
 
 
-@pytest.mark.parametrize("name", sorted({*KNOWN_TYPES} - NEEDED_TYPES))
+@pytest.mark.parametrize("name", sorted(KNOWN_TYPES - NEEDED_TYPES))
 def test_a_message_with_an_object_that_no_run_needs_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1460,7 +1460,7 @@ def test_all_types_that_nvflare_registers_are_refused_unless_a_run_needs_them() 
     fobs.loads(fobs.dumps(1))  # registers those of Python's own types
     registered = set(nvflare_fobs._decomposers)
     assert len(registered) > 15
-    for name in sorted({*registered} - NEEDED_TYPES):
+    for name in sorted(registered - NEEDED_TYPES):
         with pytest.raises(ValueError, match="which no run needs"):
             fobs.loads(encode(encode_object(name, {})))
 
@@ -1473,12 +1473,12 @@ def test_objects_that_a_run_needs_arrive(tmp_path: Path) -> None:
     client = Client("h1", "token")
     long_value = bytes(TEN_MEGA)
     task = Shareable({"frame": long_value, "inner": Shareable({"x": long_value})})
-    sent = [context, order, client, JobMetaKey.JOB_CLIENTS, task]
-    message = fobs.dumps(sent)
+    objects = [context, order, client, JobMetaKey.JOB_CLIENTS, task]
+    message = fobs.dumps(objects)
     stored = StoredBytes(tmp_path)
     stored.append(message)
     for received in (fobs.loads(message), load_stored(stored)):
-        assert [type(each) for each in received] == [type(each) for each in sent]
+        assert [type(each) for each in received] == [type(each) for each in objects]
         assert received[0].props == context.props
         assert vars(received[1]) == vars(order)
         assert vars(received[2]) == vars(client)
@@ -1530,10 +1530,10 @@ def test_nested_objects_are_decoded_in_linear_time(
     for _ in range(100):
         data = {"a": nested}
         nested = encode_object("nvflare.apis.shareable.Shareable", data, "Dict")
-    searched = mock.Mock(side_effect=lambda value: value)
-    monkeypatch.setattr(DatumManager, "internalize", searched)
+    search = mock.Mock(side_effect=lambda value: value)
+    monkeypatch.setattr(DatumManager, "internalize", search)
     fobs.loads(encode(nested))
-    assert searched.call_count <= 1100
+    assert search.call_count <= 1100
 
 
 @pytest.mark.parametrize(

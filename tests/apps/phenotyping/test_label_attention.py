@@ -303,16 +303,16 @@ def test_long_notes_and_many_labels_are_read_in_pieces(
         return score_words(classifier, states)
 
     monkeypatch.setattr(label_attention.LabelClassifier, "score_words", count)
-    found = network.compute_logits(patients)
+    logits = network.compute_logits(patients)
     assert max(rows_of_attention) <= 20
     assert sum(rows_of_attention) == len(patients.ids)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
     monkeypatch.setattr(label_attention, "_MAX_VALUES", LABELS)  # as with many labels
     rows_of_attention.clear()
-    found = network.compute_logits(patients)
+    logits = network.compute_logits(patients)
     assert max(rows_of_attention) == 1
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 def test_the_order_of_notes_does_not_matter(bert: Path) -> None:

@@ -164,9 +164,9 @@ def propose(facts: Facts, choices: Choices, *, has_minilm: bool) -> Proposal:
         encoder = MINILM
     conditions = _CONDITIONS.get(method.value, ALL_CONDITIONS)
     remarks = [*_list_remarks(facts, sites, types)]
-    unannotated = _find_unannotated_types(sites, types)
-    if unannotated:
-        remarks.insert(0, _describe_unannotated_types(unannotated, types))
+    unannotated_types = _find_unannotated_types(sites, types)
+    if unannotated_types:
+        remarks.insert(0, _describe_unannotated_types(unannotated_types, types))
     unshared_types = find_unshared_types(list(types.values()))
     common_types: tuple[str, ...] = ()
     if "pooled" in conditions and unshared_types:
@@ -198,7 +198,7 @@ def _find_unannotated_types(
     """
     notes = {site.name: site.notes for site in sites}
     total = sum(types.values(), Counter[str]())
-    unannotated = {}
+    unannotated_types = {}
     for site in _list_informative_sites(sites):
         labels = [
             label
@@ -206,23 +206,23 @@ def _find_unannotated_types(
             if is_unannotated(label, site.name, types, notes)
         ]
         if labels:
-            unannotated[site.name] = labels
-    return unannotated
+            unannotated_types[site.name] = labels
+    return unannotated_types
 
 
 def _describe_unannotated_types(
-    unannotated: Mapping[str, Sequence[str]], types: Mapping[str, Counter[str]]
+    unannotated_types: Mapping[str, Sequence[str]], types: Mapping[str, Counter[str]]
 ) -> str:
     """Return which site never annotates which types, and what that may mean.
 
     Args:
-        unannotated: The types that each site never annotates.
+        unannotated_types: The types that each site never annotates.
         types: Number of mentions by entity type, for each site.
     """
     clauses = [
         f"{site} never annotates {_join_names(labels)}, which "
         f"{_count_mentions_elsewhere(labels, types)}"
-        for site, labels in unannotated.items()
+        for site, labels in unannotated_types.items()
     ]
     num_unshown = len(clauses) - _MAX_CLAUSES
     if num_unshown > 0:

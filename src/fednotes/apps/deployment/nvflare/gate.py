@@ -235,7 +235,6 @@ MAX_UNFINISHED = 16
 # TEN_MEGA bytes or more in a section of its own, after this part.
 MAX_FIRST_SECTION = 2 * TEN_MEGA
 MAX_ITEMS = 100_000  # of a list or dictionary in a message, such as the sites of a run
-MAX_SHOWN = 80  # characters of a name that another party chose
 MAX_LOGGED_STRANGERS = 100  # maximum number of strangers; each is logged once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _MAX_SOCKET_PATH = 100  # bytes; some systems refuse longer socket paths
@@ -780,8 +779,8 @@ def _decode_object(packer: Any, encoded: Any) -> Any:
     name = encoded[fobs.FOBS_TYPE]
     decomposer = _DECOMPOSERS.get(name) if isinstance(name, str) else None
     if decomposer is None:
-        shown = clean(str(name)[:MAX_SHOWN], NAME)
-        raise ValueError(f"the message contains a {shown}, which no run needs")
+        type_name = clean(name, NAME)
+        raise ValueError(f"the message contains a {type_name}, which no run needs")
     data = encoded.get(fobs.FOBS_DATA)
     manager = packer.manager if isinstance(decomposer, _SeparateValue) else None
     return decomposer.recompose(data, manager)

@@ -1328,7 +1328,7 @@ class SiteGuard:
     def _find_unanswered_questions(
         self,
         task: str,
-        answered: Collection[AnsweredQuestion],
+        answers: Collection[AnsweredQuestion],
         *,
         about_to_refuse: str | None = None,
     ) -> set[str]:
@@ -1336,13 +1336,13 @@ class SiteGuard:
 
         Args:
             task: The task.
-            answered: The questions of the task that were answered.
+            answers: The questions of the task that were answered, with the answers.
             about_to_refuse: A further question, which is about to be refused.
         """
         refused = set(self._job_lines.refused_questions.get(task, ()))
         if about_to_refuse is not None:
             refused.add(about_to_refuse)
-        return refused - {each.question for each in answered}
+        return refused - {answer.question for answer in answers}
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
         """Raise Withheld if the clock was set back, which makes `hours` meaningless."""
