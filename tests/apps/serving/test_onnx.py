@@ -179,8 +179,9 @@ def test_an_exported_token_classifier_predicts_the_same_without_torch(
 
 
 def test_eight_bit_scores_are_close(tmp_path: Path) -> None:
-    """Tables and matrices take a quarter of the bytes; a number moves by about 1/127 of
-    the largest beside it, so scores move by a few hundredths of the largest score."""
+    """Tables and matrices take a quarter of the bytes. A weight changes by up to 1/126 of
+    the largest weight beside it, so scores change by a few hundredths of the largest
+    score, whether or not the processor has instructions that add 8-bit products."""
     shape = {**SHAPES["flat"], "hashed_words": 4000}
     save_model(tagger(tmp_path, "BIO", **shape), tmp_path / "model")
     sizes, scores = [], []

@@ -69,7 +69,7 @@ def make_writer(model: Path, *, int8: bool = False) -> Callable[[Path], None]:
 
     Args:
         model: The folder of the saved model.
-        int8: Store matrices and tables in eight bits per number; activations are
+        int8: Store matrices and tables in one byte per number; activations are
             quantised at run time (dynamic quantisation).
 
     Raises:
@@ -382,7 +382,11 @@ def _find_root_message(error: BaseException) -> str:
 
 
 def _quantise(graph_file: Path) -> None:
-    """Replace a graph file by its int8 version."""
+    """Replace a graph file by its int8 version.
+
+    Weights have only seven bits. Processors that lack VNNI instructions add two products
+    of eight-bit numbers in 16 bits; with weights of eight bits, the sum could overflow.
+    """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with (
@@ -396,6 +400,7 @@ def _quantise(graph_file: Path) -> None:
             op_types_to_quantize=list(_QUANTISED_OPERATORS),
             weight_type=QuantType.QInt8,
             per_channel=True,
+            reduce_range=True,
         )
 
 
