@@ -1,6 +1,7 @@
 """The cost of exchanges between real sites (NVIDIA FLARE on loopback).
 
     python benchmarks/deployed.py [--megabytes 0.1 5 120] [--exchanges 5] [--steps 40]
+        [--no-wire]
 
 Each case is a separate job with three sites and a server, with real kits and mutual TLS:
 `Deployed` at the server, and `SiteHost` with its journal at each site. In the table, a
@@ -396,6 +397,9 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=40, help="mini-batches per site and round"
     )
+    parser.add_argument(
+        "--no-wire", action="store_true", help="do not count the bytes on the wire"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     sizes = [int(megabytes * 1e6) for megabytes in options.megabytes]
@@ -403,9 +407,9 @@ def main() -> None:
         table(kits, sizes, options.exchanges)
         far, *_ = run(kits, "method", METHOD_BYTES, ROUNDS, options.steps)
         near = clock(lambda: alone(METHOD_BYTES, ROUNDS, options.steps))
-        for nbytes, ratio in through(
-            kits, port, [size for size in sizes if size < 2**24]
-        ).items():
+        small = [size for size in sizes if size < 2**24]
+        counted = {} if options.no_wire else through(kits, port, small)
+        for nbytes, ratio in counted.items():
             print(f"wire, {nbytes / 1e6:g} MB: {ratio:.4f} times the tensors' bytes")
     print(
         f"{ROUNDS} rounds of {METHOD_BYTES / 1e6:g} MB, {options.steps} steps: {sum(far):.2f} s "

@@ -91,16 +91,20 @@ def measure(
     settings |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     meter = MemoryMeter(folder)
     meter.start()
-    completed = subprocess.run(
-        command,
-        check=True,
-        cwd=folder,
-        env=os.environ | settings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    errors = folder / f"{program}-errors.txt"
+    with errors.open("w") as error_file:
+        completed = subprocess.run(
+            command,
+            check=False,
+            cwd=folder,
+            env=os.environ | settings,
+            stdout=subprocess.PIPE,
+            stderr=error_file,
+            text=True,
+        )
     peak = meter.stop()
+    if completed.returncode:
+        sys.exit(f"{program} failed: {errors.read_text()[-2000:]}")
     return Result(*json.loads(completed.stdout.splitlines()[-1])), peak
 
 

@@ -199,7 +199,7 @@ def _median_seconds(function: Callable[[], object], repeats: int) -> float:
 
 CASES = {
     "sentences": Case(
-        train_sentences, float, (1000, 2000, 4000, 8000, 16000), (500, 2000)
+        train_sentences, float, (1000, 2000, 4000, 8000, 16000), (300, 1200)
     ),
     "types": Case(
         step_crf,
@@ -217,7 +217,7 @@ CASES = {
     "concepts": Case(
         match_concepts, lambda terms: 1.0, (10**4, 10**5, 10**6), (10**4, 10**5)
     ),
-    "notes": Case(predict_notes, float, (500, 1000, 2000, 4000, 8000), (200, 800)),
+    "notes": Case(predict_notes, float, (500, 1000, 2000, 4000, 8000), (150, 600)),
 }
 
 

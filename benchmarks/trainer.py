@@ -1,12 +1,13 @@
 """Seconds of fine-tuning an encoder, and of transformers' Trainer with the same encoder.
 
-    python benchmarks/trainer.py [--train 800] [--epochs 4] [--seeds 1 2 3]
+    python benchmarks/trainer.py [--train 800] [--test 940] [--epochs 4]
+        [--seeds 1 2 3]
 
 Both programs train MiniLM and a classifier to find mentions in the same sentences, with
 the same number of epochs, batch size and learning rate, and then find mentions in the
-same test sentences. fednotes uses its default precision. Trainer runs in float32 and in
-bfloat16 (`bf16`), and its faster run counts. Neither program trains the word embeddings,
-unless `--all` is given.
+same test sentences. fednotes uses its default precision. Trainer runs in float32 and, on
+a processor that has instructions for it, in bfloat16 (`bf16`); its faster run counts.
+Neither program trains the word embeddings, unless `--all` is given.
 
 Seconds are CPU seconds on one thread, from sentences in memory to the trained model.
 The mentions in the test sentences are found after that. Sentences are those of NCBI
@@ -32,6 +33,7 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.tags import decode_tags, encode_tags
 from fednotes.data.text import tokenize
 from fednotes.encoders.pretrained import find_encoder_directory
+from fednotes.training.precision import has_bfloat16
 
 sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
@@ -50,6 +52,7 @@ Parts = dict[str, tuple[Document, ...]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train", type=int, default=800, help="training sentences")
+    parser.add_argument("--test", type=int, default=None, help="test sentences")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument(
@@ -61,6 +64,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     name, parts = predict.corpus(options.train)
+    parts["test"] = parts["test"][: options.test]
     print(
         f"{name}: {len(parts['train'])} sentences to train, {len(parts['test'])} to read, "
         f"{options.epochs} epochs"
@@ -81,7 +85,10 @@ def compare(parts: Parts, seed: int, options: argparse.Namespace) -> float:
     show("fednotes", seed, seconds, predict.f1(parts["test"], spans))
 
     fastest = float("inf")
-    for precision in ("float32", "bfloat16"):
+    precisions = ["float32"]
+    if has_bfloat16(torch.device("cpu")):
+        precisions.append("bfloat16")
+    for precision in precisions:
         start = time.process_time()
         trainer = train_with_trainer(parts, seed, precision, options)
         other_seconds = time.process_time() - start

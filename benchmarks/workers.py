@@ -1,7 +1,7 @@
 """Time of a complete simulation in worker processes and in one process.
 
     python benchmarks/workers.py [--workers 2] [--sites 4] [--sentences 2000]
-        [--tuned 60]
+        [--tuned 60] [--only fedner]
 
 Both runs do everything that `fednotes simulate` does, from reading the sites to saving
 their models, with one thread per process: each site alone, federated and pooled. The
@@ -75,7 +75,7 @@ def compare(name: str, table: dict[str, Any], folder: Path, workers: int) -> Non
     """Print the seconds with one process and with workers, and their ratio."""
     # This process loads kernels, tokenizers and encoders before the clock starts. The
     # workers load their own, which counts.
-    warm_up = {**table, "synthetic": {**table["synthetic"], "sentences": 12}}
+    warm_up = {**table, "synthetic": {"sites": 2, "sentences": 10}}
     measure(warm_up, folder / f"{name}-warm-up", 1)
     one = measure(table, folder / f"{name}-1", 1)
     several = measure(table, folder / f"{name}-{workers}", workers)
@@ -92,12 +92,16 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=4)
     parser.add_argument("--sentences", type=int, default=2000)
     parser.add_argument("--tuned", type=int, default=60)
+    methods = ["finetune", "fedner"]
+    parser.add_argument("--only", choices=methods, nargs="+", default=methods)
     options = parser.parse_args()
+    tables = {
+        "finetune": finetune_table(options.sites, options.tuned),
+        "fedner": fedner_table(options.sites, options.sentences),
+    }
     with scratch() as folder:
-        table = finetune_table(options.sites, options.tuned)
-        compare("finetune", table, folder, options.workers)
-        table = fedner_table(options.sites, options.sentences)
-        compare("fedner", table, folder, options.workers)
+        for name in options.only:
+            compare(name, tables[name], folder, options.workers)
 
 
 if __name__ == "__main__":

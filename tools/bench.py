@@ -264,6 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
 
+    # SIGTERM would end this process without ending the benchmark that it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     deadline = time.monotonic() + 60 * options.minutes
     results = []
     for benchmark in benchmarks:

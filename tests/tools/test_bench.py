@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -127,6 +130,19 @@ def test_a_benchmark_and_its_processes_end_when_the_time_is_up(tmp_path: Path) -
     start = time.monotonic()
     assert bench.main(["--goals", str(goals), "--minutes", "0.05"]) == 1
     assert time.monotonic() - start < 30
+    assert working_in(tmp_path) == []
+
+
+def test_a_benchmark_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
+    """SIGTERM, as from `timeout`, ends the benchmark, too."""
+    program = f"import time\nprint({str(tmp_path)!r}, flush=True)\ntime.sleep(60)\n"
+    goals = write_project(tmp_path, entry("one", "ratios.fast = {}"), one=program)
+    command = [sys.executable, bench.__file__, "--goals", str(goals)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.strip() == str(tmp_path) for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
     assert working_in(tmp_path) == []
 
 
