@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 
 import numpy as np
@@ -12,7 +13,10 @@ from fednotes.core.types import Scheme, Span, TagSet
 from fednotes.data.tags import encode_tags
 from fednotes.taggers import type_scores
 from fednotes.taggers.type_scores import (
+    END,
     MAX_ENDS,
+    MAX_TYPES,
+    START,
     choose_spans,
     compute_place_losses,
     find_best_candidates,
@@ -148,6 +152,32 @@ def test_candidates_of_many_types_take_little_memory() -> None:
     tracemalloc.stop()
     assert len(best) == 4 * sum(min(100 - first, MAX_ENDS) for first in range(100))
     assert peak < 300e6  # all candidates at once take 2 GB
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_word_starts_mentions_of_a_limited_number_of_types(
+    overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the two most probable starts of each word count; the first of equal ones."""
+    monkeypatch.setattr(type_scores, "MAX_TYPES", 2)
+    probabilities = np.full((1, 2, 4, 3), 0.9)
+    probabilities[0, 0, :, START] = [0.6, 0.7, 0.6, 0.8]  # types 1 and 3
+    probabilities[0, 1, :, START] = [0.6, 0.8, 0.8, 0.8]  # types 1 and 2
+    probabilities[0, 0, :, END] = 0  # no mention of the first word alone
+    before = probabilities.copy()
+    found = find_best_spans(probabilities, 0.5, overlaps=overlaps)
+    kept = [(0, 0, 2, 3), (0, 1, 2, 1), (0, 1, 2, 2)]
+    assert sorted(map(tuple, found.tolist())) == (kept if overlaps else kept[:1])
+    np.testing.assert_array_equal(probabilities, before)
+
+
+def test_thousands_of_types_that_start_everywhere_take_seconds() -> None:
+    """A model of a stranger may find each of 4,000 types at each word."""
+    probabilities = np.full((1, 500, 4000, 3), 0.5)
+    start = time.process_time()
+    found = find_best_spans(probabilities, 1e-9, overlaps=True)
+    assert time.process_time() - start < 30  # about 3 s; without the limit, minutes
+    assert len(np.unique(found[:, 3])) == MAX_TYPES
 
 
 def test_the_score_of_a_span_is_the_mean_of_its_start_words_and_end() -> None:

@@ -21,26 +21,32 @@ gradient of the target is p - q, which is zero for a student that equals its tea
 A candidate for a mention of t is a stretch from a start to an end, both above the
 threshold, all of whose words are inside. Its score is the mean of three numbers: the
 probability of its start, the mean of its words' probabilities of being inside, and the
-probability of its end. Candidates are taken from the highest score to the lowest,
-unless they overlap one that was taken before; if mentions of different types may
-overlap, only those of the same type count.
+probability of its end. At each word, only the types with the highest probabilities of a
+start (`MAX_TYPES` of them) have candidates. Candidates are taken from the highest score
+to the lowest, unless they overlap one that was taken before; if mentions of different
+types may overlap, only those of the same type count.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fednotes.core.kernels import kernel
 from fednotes.core.types import TagSet
 from fednotes.data.tags import find_spans
 from fednotes.encoders.reading import concatenate_ranges
 
 START, INSIDE, END = range(3)
 PLACES = 3
-# The maximum number of ends that are tried for one start, so that the candidates in a
-# long text grow only linearly with its words.
+# The maximum number of types that are tried at one word, and of ends that are tried for
+# one start, so that the candidates grow only linearly with the words of a text, however
+# many types a model has.
+MAX_TYPES = 64
 MAX_ENDS = 64
 # The maximum number of candidates that are compared at once, unless one type has more.
 _MAX_CANDIDATES = 2**20
@@ -151,6 +157,27 @@ def find_candidates(probabilities: np.ndarray, threshold: float) -> np.ndarray:
     return np.stack([lane // types, word, word + last - first + 1, lane % types], 1)
 
 
+def keep_best_starts(probabilities: np.ndarray) -> np.ndarray:
+    """Return probabilities in which at most `MAX_TYPES` types start at each word.
+
+    The other types' probabilities of a start are 0 there. Of equal probabilities, those
+    of the first types are kept.
+
+    Args:
+        probabilities: (sentences, steps, types, places); not changed.
+    """
+    if probabilities.shape[2] <= MAX_TYPES:
+        return probabilities
+    start = probabilities[..., START]
+    best = np.argsort(-start, axis=-1, kind="stable")[..., :MAX_TYPES]
+    limited = probabilities.copy()
+    limited[..., START] = 0
+    np.put_along_axis(
+        limited[..., START], best, np.take_along_axis(start, best, -1), -1
+    )
+    return limited
+
+
 def find_best_candidates(
     probabilities: np.ndarray, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -202,6 +229,7 @@ def find_best_spans(
         overlaps: Whether mentions of different types may overlap.
     """
     sentences, _, types, _ = probabilities.shape
+    probabilities = keep_best_starts(probabilities)
     if not overlaps:
         candidates, scores = find_best_candidates(probabilities, threshold)
         return choose_spans(candidates, scores, sentences)
@@ -228,18 +256,31 @@ def choose_spans(
         scores: (candidates,).
         sentences: Number of sentences.
     """
-    sentence, first, stop, kind = candidates.T
+    _, first, stop, kind = candidates.T
     order = np.lexsort((kind, first, first - stop, -scores))
-    columns = (column[order].tolist() for column in (sentence, first, stop))
-    # The taken words of each sentence as bits, which are faster than slices of arrays.
-    taken = [0] * sentences
-    chosen = []
-    for place, (row, begin, end) in enumerate(zip(*columns, strict=True)):
-        words = (1 << end) - (1 << begin)
-        if not taken[row] & words:
-            taken[row] |= words
-            chosen.append(place)
-    return candidates[order[chosen]]
+    ordered = candidates[order]
+    is_taken = np.zeros((sentences, stop.max(initial=0)), bool)
+    is_chosen = np.zeros(len(ordered), bool)
+    _take_free_spans(ordered, is_taken, is_chosen)
+    return ordered[is_chosen]
+
+
+@kernel("void(i8[:,::1], b1[:,::1], b1[::1])")
+def _take_free_spans(
+    spans: Any, is_taken: Any, is_chosen: Any
+) -> None:  # pragma: no cover
+    """Choose each span whose words are free, and take its words.
+
+    Args:
+        spans: (spans, 4) as in `score_spans`, in the order in which they are tried.
+        is_taken: (sentences, steps) bool; set for the words of chosen spans.
+        is_chosen: (spans,) bool; set for chosen spans.
+    """
+    for place in range(len(spans)):
+        words = is_taken[spans[place, 0], spans[place, 1] : spans[place, 2]]
+        if not words.any():
+            words[:] = True
+            is_chosen[place] = True
 
 
 def to_probabilities(scores: Tensor) -> np.ndarray:
