@@ -282,6 +282,31 @@ def test_forms_of_mentions_are_normalised_and_overlapping_forms_listed() -> None
     assert find_overlapping_forms(SITES.values()) == {"aspirin", "bad rash"}
 
 
+def test_forms_of_long_mentions_are_their_first_characters() -> None:
+    text = "Ab" * 800 + " end"
+    same = Span(0, 1000, "Sign")
+    assert normalise_span(text, Span(0, len(text), "Sign")) == "ab" * 500
+    assert normalise_span(text, same) == "ab" * 500
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_statistics_of_many_mentions_take_seconds(nested: bool) -> None:
+    """Forty thousand sentences, and a mention of each one, or from each to the end."""
+    length, repeats = len("No pain.\n\n"), 40_000
+    text = "No pain.\n\n" * repeats
+    bounds = tuple((at, at + 8) for at in range(0, len(text), length))
+    spans = tuple(Span(at, bounds[-1][1] if nested else end, "X") for at, end in bounds)
+    start = time.process_time()
+    stats = compute_corpus_stats(
+        {"site": [Document("1", text, spans, sentences=bounds)]}
+    )
+    assert time.process_time() - start < 15  # 2 s; in squared time, 30 s or more
+    (site,) = stats["sites"]
+    assert (
+        site["sentences"] == site["annotated_sentences"] == (1 if nested else repeats)
+    )
+
+
 def test_the_catalogue_names_existing_readers() -> None:
     known = read_known_corpora()
     assert {
