@@ -121,7 +121,8 @@ class Workers:
         self.all: list[WorkerProcess] = []
         self._place = place
         self._start = start
-        # One worker is not faster than this process, but it may be on a better machine.
+        # One worker on this machine is no faster than this process. On a cluster, it
+        # may run on a better machine.
         self._fewest = 2 if isinstance(place, ThisMachine) else 1
         self._can_start = place.limit >= self._fewest
 
@@ -178,10 +179,11 @@ class Workers:
     def finish_opening(
         self, job: Job, out: Path, sites: Sequence[Any], num_useful: int
     ) -> None:
-        """Wait until the workers have read the data; end those without work.
+        """Wait until the workers have read a job's data, and end those without work.
 
-        Call `begin_to_open` first. Workers with `Start.WITH_PARTS` start only now,
-        because the number of useful ones was unknown before.
+        Call `begin_to_open` first, for the same job. With `Start.WITH_PARTS`, workers
+        do not start there but here, because the number of useful ones follows from the
+        data. With `Start.IF_LONG`, no workers run before `start_late`.
 
         Args:
             job: The job.
@@ -197,12 +199,7 @@ class Workers:
             self._launch(num_useful, job, out)
             self._send_job(job)
         self._wait_for_data(job, sites)
-
-        # With fewer workers than `_fewest`, this process computes as fast by itself.
-        num_kept = num_useful if num_useful >= self._fewest else 0
-        surplus = self.all[num_kept:]
-        del self.all[num_kept:]
-        end_workers(surplus)
+        self._end_surplus(num_useful)
 
     def close(self) -> None:
         """End all workers."""
@@ -237,6 +234,17 @@ class Workers:
         digests = digest_data(job, sites)
         for worker in self.all:
             require_equal_data(digests, worker.wait_for_result())
+
+    def _end_surplus(self, num_useful: int) -> None:
+        """End the workers that will have no work.
+
+        If fewer than `_fewest` would be left, end all of them: this process is then as
+        fast by itself.
+        """
+        num_kept = num_useful if num_useful >= self._fewest else 0
+        surplus = self.all[num_kept:]
+        del self.all[num_kept:]
+        end_workers(surplus)
 
 
 @contextmanager
