@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from fednotes.core.cleaning import NAME, clean_to_one_line
 from fednotes.core.wording import list_names
 
-# A site lacks a type by chance if fewer mentions than this are expected there. Other
-# sites with fewer mentions than this say too little about how many to expect.
-RARE_EXPECTED = 5
+# If a site is expected to have fewer mentions of a type than this, it may have none by
+# chance. The other sites need at least as many for an estimate of that number.
+MIN_EXPECTED = 5
 FEW_MENTIONS = 10  # with fewer mentions, a model hardly learns a type
 _MAX_NAMES = 5
 
@@ -71,10 +71,12 @@ def is_unannotated(
     mention_counts: Mapping[str, Mapping[str, int]],
     note_counts: Mapping[str, int],
 ) -> bool:
-    """Return whether a site seems not to annotate a type, because it has no mention.
+    """Return whether a site seems not to annotate a type that other sites annotate.
 
-    At the rate of the other sites, the site's notes would have at least
-    `RARE_EXPECTED` mentions of the type, so they do not lack it by chance.
+    That is so if the site has no mention of the type, although its notes would have at
+    least `MIN_EXPECTED` if they had as many per note as the other sites. If the other
+    sites together have fewer than `MIN_EXPECTED`, they are too few for an estimate, and
+    the site may lack the type by chance.
 
     Args:
         label: The type.
@@ -85,13 +87,13 @@ def is_unannotated(
     if label in mention_counts[site]:
         return False
     others = [other for other in mention_counts if other != site]
-    mentions = sum(mention_counts[other].get(label, 0) for other in others)
-    if mentions < RARE_EXPECTED:
+    mentions_elsewhere = sum(mention_counts[other].get(label, 0) for other in others)
+    if mentions_elsewhere < MIN_EXPECTED:
         return False
-    expected = (
-        note_counts[site] * mentions / sum(note_counts[other] for other in others)
-    )
-    return expected >= RARE_EXPECTED
+
+    notes_elsewhere = sum(note_counts[other] for other in others)
+    expected_mentions = note_counts[site] * mentions_elsewhere / notes_elsewhere
+    return expected_mentions >= MIN_EXPECTED
 
 
 def describe_pooled(unshared: Sequence[str]) -> str:
