@@ -153,7 +153,7 @@ def _find_pointer(context, builder, array_type, array, indices):
     return cgutils.get_item_pointer(context, builder, array_type, contents, indices)
 
 
-def _find_vector(context, builder, array_type, array, indices):
+def _find_vector_address(context, builder, array_type, array, indices):
     """Return the address of the vector array[t, j], as a pointer to `_FLOATS`.
 
     Its first number is the element [t, j, 0].
@@ -186,22 +186,28 @@ def _spread_element(typing_context, array, i, j):
 
 @intrinsic
 def _load(typing_context, array, t, j):
-    """Return array[t, j] of an array (tokens, columns, LANES)."""
+    """Return the vector array[t, j] of an array (tokens, columns, LANES)."""
 
     def generate(context, builder, signature, args):
-        vector = _find_vector(context, builder, signature.args[0], args[0], args[1:])
-        return builder.load(vector, align=8)
+        array_value, t_value, j_value = args
+        address = _find_vector_address(
+            context, builder, array, array_value, [t_value, j_value]
+        )
+        return builder.load(address, align=8)
 
     return _lanes(array, types.intp, types.intp), generate
 
 
 @intrinsic
 def _store(typing_context, array, t, j, value):
-    """Set array[t, j] of an array (tokens, columns, LANES)."""
+    """Set the vector array[t, j] of an array (tokens, columns, LANES)."""
 
     def generate(context, builder, signature, args):
-        vector = _find_vector(context, builder, signature.args[0], args[0], args[1:3])
-        builder.store(args[3], vector, align=8)
+        array_value, t_value, j_value, vector = args
+        address = _find_vector_address(
+            context, builder, array, array_value, [t_value, j_value]
+        )
+        builder.store(vector, address, align=8)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.intp, _lanes), generate
