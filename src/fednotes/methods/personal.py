@@ -285,19 +285,20 @@ class Server(averaging.Server):
 def make_finetune_config(
     config: Config, tags: TagSet, **changes: Any
 ) -> finetune.Config:
-    """Return the settings with which the method "finetune" trains one of the models.
+    """Return the settings with which "finetune" trains one of a site's two models.
 
     Args:
         config: The settings of this method.
         tags: The tags of the model.
         **changes: Settings that differ from `config`, by name.
     """
-    # The settings that both methods have: those that they inherit from `Averaging`, and
-    # two that each of them defines itself.
-    names = [setting.name for setting in fields(Averaging)] + ["privacy", "min_sites"]
+    # The settings that both methods have, except the tags: those inherited from
+    # `Averaging`, and three that each method defines itself.
+    names = [setting.name for setting in fields(Averaging)]
+    names += ["model", "privacy", "min_sites"]
     values = {name: getattr(config, name) for name in names}
     values.update(changes)
-    return finetune.Config(**values, model=config.model, tags=tags)
+    return finetune.Config(**values, tags=tags)
 
 
 class Site(finetune.Site):
@@ -477,7 +478,10 @@ class Site(finetune.Site):
         return {"own": own_emissions, "federated": federated_emissions, "mix": mix}
 
     def _score_parts(self) -> dict[str, Any]:
-        """Return the strict and relaxed test scores of each part."""
+        """Return the strict and relaxed test scores of both models and of their mix.
+
+        The keys are those of `_compute_emissions`.
+        """
         train_forms = collect_forms(self.data.train)
         types = self.list_judged_types(self.data)
         scores = {}
