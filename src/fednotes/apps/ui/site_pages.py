@@ -116,13 +116,19 @@ class SitePages:
         kit = self._content.kits[name]
         try:
             requests = desk.read_requests(kit)
-            decisions = tuple(desk.read_decisions(kit))[: -_DECISIONS - 1 : -1]
+            newest_decisions = tuple(desk.read_decisions(kit))[-_DECISIONS:]
         except FednotesError as error:
             return SiteApprovals(name, number, problem=str(error))
+        # A decision needs the token of the request that the page has shown.
         signed_requests = tuple(
             (request, self._sign(kit, request)) for request in requests
         )
-        return SiteApprovals(name, number, signed_requests, decisions)
+        return SiteApprovals(
+            name,
+            number,
+            requests=signed_requests,
+            decisions=tuple(reversed(newest_decisions)),
+        )
 
     def _sign(self, kit: Path, request: ApprovalRequest) -> str:
         """Return a token for all that the page shows of a request.

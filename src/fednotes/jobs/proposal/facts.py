@@ -466,16 +466,19 @@ def _describe_files(root: Path, format: str | None, options: ReadOptions) -> _Fi
 def _list_formats_in_folder(folder: Path, encoding: str) -> str:
     """Return the formats of the notes in a folder, joined with commas.
 
-    Other files in the folder are ignored, and so are texts beside another format, which
-    may be a licence or a description.
+    Other files in the folder are ignored. Text files are ignored, too, if there is
+    another format, because they may be a licence or a description.
     """
     formats = set()
     for file in list_files(folder, recursive=True):
         try:
-            formats.add(find_note_format(file, None, None, encoding) or "")
+            format = find_note_format(file, None, column=None, encoding=encoding)
         except DataError:
-            continue
-    return ", ".join(sorted(formats - {"text"} or formats))
+            continue  # not a file of notes
+        formats.add(format or "")
+
+    formats_without_text = formats - {"text"}
+    return ", ".join(sorted(formats_without_text or formats))
 
 
 def _make_no_notes_error(root: NotePlace, counts: Mapping[str, int]) -> DataError:
