@@ -997,11 +997,18 @@ class AveragingSite(SiteTasks):
             load_into(self.private, self._kept_private)
 
     def _choose_parameters(self, tensors: Tensors) -> Tensors:
-        """Return the tensors, or the last evaluated ones if these are empty.
+        """Return the tensors that the server sent, or the last evaluated ones.
+
+        The server sends none if it means the parameters that the sites evaluated last.
+
+        Args:
+            tensors: The tensors that the server sent, which may be none.
 
         Raises:
-            TrainingError: They are empty, and the site was restarted in between.
+            TrainingError: The server sent none, but this site has been restarted since
+                the evaluation and no longer has them.
         """
+        # Sites that share no parameters receive none.
         if tensors or not self.shared:
             return tensors
         if self._evaluated is None:

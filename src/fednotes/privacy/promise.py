@@ -97,6 +97,12 @@ class Privacy:
         return math.ceil(1 / self.rate)
 
     def __post_init__(self) -> None:
+        """Check the settings against each other.
+
+        Raises:
+            ConfigError: Both or none of `epsilon` and `noise` are given, a noise hides
+                nothing, or `counts` does not fit the unit.
+        """
         if bool(self.epsilon) == bool(self.noise):
             raise ConfigError(
                 "give either epsilon (the guarantee) or noise (the multiplier σ)"

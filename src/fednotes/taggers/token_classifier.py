@@ -182,6 +182,7 @@ class TokenClassifier(TaggingModel, SavesItself):
         self.tokenizer = tokenizer
         self.adapted_layers: list[nn.Linear] = []
         require_classifier(where, model)
+        # The model's parts become parts of this module; its base model is "encoder".
         for name, child in model.named_children():
             is_encoder = name == model.base_model_prefix
             self.add_module("encoder" if is_encoder else name, child)
@@ -197,6 +198,8 @@ class TokenClassifier(TaggingModel, SavesItself):
             raise ConfigError(
                 f"window = {config.window}: {where} reads at most {positions} sub-words"
             )
+        # A window can also be too small for the special tokens and one sub-word. The
+        # error then names its size, which is all positions if `config.window` is 0.
         window = f"window = {config.window or positions}"
         with naming_place(window, ModelError, become=ConfigError):
             self._frame = Frame.of(where, tokenizer, model, config.window)

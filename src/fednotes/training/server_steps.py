@@ -255,12 +255,15 @@ def _weigh_sorted_numbers(config: Aggregation, sites: int) -> Tensor:
 def _weigh_sites(
     config: Aggregation, names: list[str], changes: Iterable[Tensor]
 ) -> Tensor:
-    """Return the rule's factor of each site's change, (sites,).
+    """Return a rule's factor for each site's change, (sites,).
+
+    The rules for whole changes need only the changes' inner products. Each tensor adds
+    its part to these, so the changes of one tensor are in memory at a time.
 
     Args:
-        config: The rule.
+        config: The rule, which is neither "median" nor "trimmed-mean".
         names: The sites' names.
-        changes: The sites' changes of each tensor, (sites, numbers).
+        changes: For each tensor, the sites' changes of it, (sites, numbers).
     """
     sites = len(names)
     products = torch.zeros(sites, sites, dtype=torch.float64)

@@ -625,10 +625,16 @@ class PhenotypeWithDP(AveragingWithDP):
     def begin(self, site: Site, agreed: Tensors) -> None:
         """Build the site's network and classifiers from the agreement of all sites.
 
+        The agreement is checked before it meets the features of any patient. Otherwise,
+        a server could send a number that breaks only the features of patients with a
+        certain concept, and the site's error would reveal that it has such patients.
+
+        Args:
+            site: The site.
+            agreed: The agreement from noisy counts; empty if there is none.
+
         Raises:
-            RefusedError: The tensors cannot result from noisy counts. They are refused
-                regardless of the patients: a number that breaks the features of only
-                some patients would reveal who has the concept.
+            RefusedError: The agreement cannot result from noisy counts.
         """
         if agreed:
             require_agreement(site.config, agreed, site.id)

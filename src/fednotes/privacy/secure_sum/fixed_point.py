@@ -51,10 +51,10 @@ Signed = NDArray[np.int64]
 def compute_limits(total: Total) -> dict[str, int]:
     """Return limits for the next sum of the same task, as exponents of two.
 
-    A tensor's limit is 2^SPARE times its largest value in the last total. A tensor that
-    was zero has no limit, and neither has one whose largest value is not within
-    2^±(BITS / 2); the default limit then applies to it. The other half of BITS keeps
-    each limit within 2^±BITS in spite of SPARE.
+    A tensor's limit is 2^SPARE times its largest magnitude in the last total, rounded
+    up to a power of two. A tensor whose largest magnitude is zero, or outside
+    2^±(BITS / 2), has no limit here, so the default limit applies to it. BITS is halved
+    because a limit must lie within 2^±BITS even with the factor 2^SPARE.
 
     The total is public, so limits reveal nothing more. A site whose values exceed the
     limits refuses, which everyone learns. The server can then repeat the request with
