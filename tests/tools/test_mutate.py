@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -285,6 +286,11 @@ def test_mutants_use_only_names_that_exist(tmp_path: Path) -> None:
     problems = json.loads(run.stdout)
     wrong = [(files[Path(p["filename"]).name], p["message"]) for p in problems]
     assert not wrong
+
+
+def test_the_text_of_each_named_mutant_occurs_once_in_its_file() -> None:
+    listed = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text("utf-8"))
+    assert len(list(mutate.of_list(ROOT, listed["mutant"]))) > 3
 
 
 @pytest.mark.slow
