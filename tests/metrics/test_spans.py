@@ -513,6 +513,28 @@ def test_the_kappa_of_thousands_of_types_takes_little_memory() -> None:
     assert peak < 50_000_000
 
 
+def test_a_chain_of_overlapping_mentions_takes_little_time_and_memory() -> None:
+    """Every second gold mention overlaps two predictions, and all others one of these.
+
+    A table of all pairs would take 200 MB, and a search from each gold mention back to
+    the first one half a minute.
+    """
+    number = 10_000
+    text = "a" * (10 * number + 10)
+    gold = [Span(10 * i + 4, 10 * i + 6, "A") for i in range(number)]
+    gold += [Span(10 * i + 8, 10 * i + 12, "A") for i in range(number)]
+    predicted = [Span(10 * i, 10 * i + 10, "A") for i in range(number)]
+    documents = [[Document("1", text, tuple(spans))] for spans in (gold, predicted)]
+    began = time.process_time()
+    tracemalloc.start()
+    counts = SpanCounts.of(*documents)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert counts.by_type["A"].one_to_one == number
+    assert peak < 50_000_000
+    assert time.process_time() - began < 8
+
+
 @pytest.mark.parametrize(("points", "expected"), [(9, False), (11, True)])
 def test_a_difference_of_more_than_ten_points_between_overlap_scores_is_shown(
     points: int, expected: bool

@@ -13,7 +13,7 @@ overlap on this line only if document and type agree.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -209,49 +209,75 @@ def _match_one_to_one(gold: LaidOutMentions, predicted: LaidOutMentions) -> Hits
     single = np.flatnonzero(smaller_side == 1)
     is_found[first_gold[single]] = True
     is_right[first_predicted[single]] = True
+    list_partners = _make_partner_finder(gold, predicted)
     for index in np.flatnonzero(smaller_side > 1):
-        left = slice(*first_gold[index : index + 2])
-        right = slice(*first_predicted[index : index + 2])
-        begins_in_time = gold.start[left, None] < predicted.end[right]
-        ends_in_time = predicted.start[right] < gold.end[left, None]
-        for i, j in _find_largest_matching(begins_in_time & ends_in_time):
-            is_found[left.start + i] = True
-            is_right[right.start + j] = True
+        cluster_gold = range(*first_gold[index : index + 2].tolist())
+        for i, j in _find_largest_matching(cluster_gold, list_partners):
+            is_found[i] = True
+            is_right[j] = True
     return Hits(is_found, is_right)
 
 
-def _find_largest_matching(overlaps: Flags) -> list[tuple[int, int]]:
+def _make_partner_finder(
+    gold: LaidOutMentions, predicted: LaidOutMentions
+) -> Callable[[int], list[int]]:
+    """Return a function that lists the predictions that overlap a gold mention.
+
+    All pairs at once could take too much memory: a note can have 100,000 mentions, each
+    of which overlaps the next.
+    """
+    furthest_end = np.maximum.accumulate(predicted.end)
+    firsts = np.searchsorted(furthest_end, gold.start, side="right").tolist()
+    stops = np.searchsorted(predicted.start, gold.end).tolist()
+
+    def list_partners(i: int) -> list[int]:
+        """Return the predictions that overlap the gold mention i, in order."""
+        first = firsts[i]
+        is_late = predicted.end[first : stops[i]] > gold.start[i]
+        partners: list[int] = (np.flatnonzero(is_late) + first).tolist()
+        return partners
+
+    return list_partners
+
+
+def _find_largest_matching(
+    gold: Iterable[int], list_partners: Callable[[int], list[int]]
+) -> list[tuple[int, int]]:
     """Return the maximum number of overlapping pairs, no mention in two pairs.
 
-    Augmenting paths (Berge 1957) are found by breadth-first search.
+    Augmenting paths (Berge 1957) are found by breadth-first search. Predictions that a
+    search reached in vain can never be on such a path, and are not visited again.
 
     Args:
-        overlaps: (gold, predictions) whether the two overlap.
+        gold: The gold mentions.
+        list_partners: Returns the predictions that overlap a gold mention.
 
     Returns:
         Pairs (gold, prediction) of indices.
     """
-    partners = [np.flatnonzero(row).tolist() for row in overlaps]
-    gold_of = [-1] * overlaps.shape[1]
-    prediction_of = [-1] * len(overlaps)
-    for root in range(len(partners)):
+    gold_of: dict[int, int] = {}  # prediction → its gold mention
+    prediction_of: dict[int, int] = {}  # gold mention → its prediction
+    exhausted: set[int] = set()  # predictions
+    for root in gold:
         reached_from: dict[int, int] = {}  # prediction → gold mention before it
         queue = deque([root])
         free = -1
         while queue and free < 0:
             i = queue.popleft()
-            for j in partners[i]:
-                if j in reached_from:
+            for j in list_partners(i):
+                if j in reached_from or j in exhausted:
                     continue
                 reached_from[j] = i
-                if gold_of[j] < 0:
+                if j not in gold_of:
                     free = j
                     break
                 queue.append(gold_of[j])
+        if free < 0:
+            exhausted.update(reached_from)
         while free >= 0:  # flip the path, from its free end back to the root
             i = reached_from[free]
-            previous = prediction_of[i]
+            previous = prediction_of.get(i, -1)
             gold_of[free] = i
             prediction_of[i] = free
             free = previous
-    return [(i, j) for i, j in enumerate(prediction_of) if j >= 0]
+    return list(prediction_of.items())
