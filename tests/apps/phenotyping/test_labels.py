@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,14 @@ def test_a_phenotype_without_labels_is_kept(file: File) -> None:
     )
     # a table goes with the challenge's files
     assert read_labels(judged).phenotypes == DISEASES
+
+
+def test_the_columns_of_a_wide_table_are_compared_in_linear_time(file: File) -> None:
+    names = ",".join(f"p{number}" for number in range(60_000))
+    began = time.process_time()
+    with pytest.raises(DataError, match="the labels name 60,000 phenotypes, but"):
+        read_labels(file(f"patient,{names}\n1,{'Y,' * 59_999}N\n"))
+    assert time.process_time() - began < 8
 
 
 def test_the_column_of_patients_can_be_given(file: File) -> None:

@@ -29,6 +29,7 @@ without a label.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -388,6 +389,7 @@ def _find_phenotype_columns(table: HeaderTable, patient_column: int) -> dict[int
         raise table.make_error(
             "there is only a column of patients: add one for each phenotype"
         )
+    columns_with = Counter(table.titles)
     for column, title in columns.items():
         if not title:
             raise table.make_error(
@@ -398,6 +400,6 @@ def _find_phenotype_columns(table: HeaderTable, patient_column: int) -> dict[int
                 f"column {column + 1}: the name is longer than {_LONGEST_NAME} "
                 "characters: shorten it"
             )
-        if table.titles.count(title) > 1:
+        if columns_with[title] > 1:
             raise table.make_error(f"two columns are called {title!r}: rename one")
     return columns
