@@ -456,6 +456,7 @@ class Watch:
         self.room = room
         self.sent: list[tuple[str, bytes, Update | None]] = []
         self.refused: list[str] = []  # tasks that were refused after they were run
+        self.reasons: list[str] = []
 
     def check_request(self, request: Request) -> None:
         if request.task == self.no_request:
@@ -485,6 +486,21 @@ class Watch:
         if request.task == self.no_leaving and update is not None:
             raise RefusedError("too few tokens are behind this update")
         self.sent.append((request.task, bytes(reply), update))
+        self.reasons.append(reason)
+
+
+def test_the_guard_gets_no_reason_from_an_error_of_python(tmp_path: Path) -> None:
+    """The ledger records reasons as they are, so they must not be text."""
+
+    class Undecodable(Toy):
+        def count(self, tensors: Tensors) -> Update:
+            raise UnicodeDecodeError("utf-8", b"rash", 0, 1, "rash")
+
+    guard = Watch()
+    options: Any = {"job": JOB, "name": "b", "guard": guard}
+    server = Server(SiteHost(lambda: Undecodable("b"), tmp_path, **options))
+    assert "UnicodeDecodeError at test_host.py" in server.ask("count").refusal
+    assert guard.reasons == [""]
 
 
 def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:

@@ -594,7 +594,7 @@ class SiteHost:
             replace(self._make_reply(request), refusal=public, later=later)
         )
         try:
-            self._record(request, reply, None, getattr(error, "reason", ""))
+            self._record(request, reply, None, _find_broken_rule(error))
         except RefusedError as refusal:
             if not self._open_question:
                 raise
@@ -640,6 +640,16 @@ def may_pass(error: Exception) -> bool:
     """
     is_of_disk = type(error) is FednotesError or isinstance(error, OSError)
     return is_of_disk or bool(getattr(error, "later", False))
+
+
+def _find_broken_rule(error: Exception) -> str:
+    """Return the name of the rule that a refusal names; "" for any other error.
+
+    Errors of Python may have a `reason`, too: text, which the ledger must not contain.
+    """
+    if not isinstance(error, RefusedError):
+        return ""
+    return str(getattr(error, "reason", ""))
 
 
 def explain_error(error: Exception, site: str) -> str:
