@@ -367,6 +367,18 @@ def test_fhir_resources_gain_mentions_and_are_otherwise_unchanged(
         ] * (was is first)
 
 
+@pytest.mark.parametrize("field", ["id", "\ud800"])
+def test_fhir_with_half_a_character_is_refused_before_the_model_reads_it(
+    client: TestClient, model: CapitalWords, field: str
+) -> None:
+    resource = json.dumps(_document("Anna", **{field: "\ud800"}))
+    headers = {"content-type": "application/fhir+json"}
+    answer = client.post("/fhir", content=resource, headers=headers)
+    assert answer.status_code == 422
+    assert "half a character" in answer.json()["issue"][0]["diagnostics"]
+    assert model.batch_sizes == []
+
+
 @pytest.mark.parametrize(
     ("resource", "code", "message"),
     [

@@ -7,6 +7,7 @@ come with the extra `serve`.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -206,10 +207,13 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
     """Return the resources with notes in a resource or Bundle, and their texts.
 
     Raises:
-        Refused: A note cannot be read, or a resource that is not a Bundle has none.
+        Refused: A note cannot be read, a resource that is not a Bundle has none, or a
+            name or text contains a lone surrogate.
     """
     resources: list[Any] = []
     texts: list[str] = []
+    # The answer repeats all of the resource. JSON escapes let half a character pass.
+    require_unicode("the resource", json.dumps(resource, ensure_ascii=False))
     try:
         for each in fhir.list_resources(resource):
             text = fhir.extract_text(each)
