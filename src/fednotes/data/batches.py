@@ -325,11 +325,24 @@ def _measure_pieces(
     cuts = [0]
     while cuts[-1] < len(tokens):
         limit = cuts[-1] + max_tokens
-        within = preferred[(preferred > cuts[-1]) & (preferred <= limit)]
-        if not len(within):
-            within = allowed[(allowed > cuts[-1]) & (allowed <= limit)]
-        if len(within):
-            cuts.append(int(within[-1]))
-        else:  # one entity is longer than max_tokens: cut after it
-            cuts.append(int(allowed[allowed > limit][0]))
+        cut = _find_last_cut(preferred, cuts[-1], limit)
+        if cut is None:
+            cut = _find_last_cut(allowed, cuts[-1], limit)
+        if cut is None:  # one entity is longer than max_tokens: cut after it
+            cut = int(allowed[np.searchsorted(allowed, limit, side="right")])
+        cuts.append(cut)
     return [end - start for start, end in pairwise(cuts)]
+
+
+def _find_last_cut(places: np.ndarray, after: int, limit: int) -> int | None:
+    """Return the last place above `after` and up to `limit`; None if there is none.
+
+    Args:
+        places: (places,) in ascending order.
+        after: The place of the last cut.
+        limit: The largest possible place.
+    """
+    number = int(np.searchsorted(places, limit, side="right"))
+    if not number or places[number - 1] <= after:
+        return None
+    return int(places[number - 1])

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, islice, product
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -52,6 +52,8 @@ RARE = 20  # types with fewer mentions can hardly be learned or evaluated
 MANY_SHARED = 0.05
 # Maximum number of site pairs to name; fifty identical sites would give 1,225.
 _MAX_PAIRS = 10
+# Maximum number of pairs of notes of one id to compare: one note has few copies.
+_MAX_COMPARED = 10_000
 
 _FINDINGS = read_shipped_table("data/findings.toml")
 # An id that a reader composed of a file name and a number.
@@ -249,7 +251,8 @@ class CorpusCheck:
     def _count_mentions(self, document: Document, tokens: np.ndarray) -> None:
         """Count the alignment of a document's mentions with its tokens."""
         types = self._tagset.types if self._tagset else list_types([document])
-        mentions = [span for span in document.spans if span.label in types]
+        known_types = frozenset(types)
+        mentions = [span for span in document.spans if span.label in known_types]
         if not mentions:
             return
         tagset = self._tagset or TagSet(types)
@@ -815,11 +818,14 @@ def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
     )
     if not uncut or has_true_ids:
         return True
-    return any(
-        a.text and b.text and (a.text in b.text or b.text in a.text)
-        for a in one
-        for b in two
+    texts, other_texts = (
+        dict.fromkeys(document.text for document in documents if document.text)
+        for documents in (one, two)
     )
+    if not texts.keys().isdisjoint(other_texts):
+        return True
+    pairs = islice(product(texts, other_texts), _MAX_COMPARED)
+    return any(a in b or b in a for a, b in pairs)
 
 
 def _normalise_note(document: Document) -> str:

@@ -207,8 +207,8 @@ def _group_documents(
             if smaller is not larger:  # join the two groups
                 larger += smaller
                 group_of |= dict.fromkeys(smaller, larger)
-    distinct = {id(group): sorted(group) for group in group_of.values()}
-    return sorted(distinct.values())
+    distinct = {id(group): group for group in group_of.values()}
+    return sorted(sorted(group) for group in distinct.values())
 
 
 def _find_unit(
@@ -375,9 +375,9 @@ class _Masking:
 
     def apply(self, text: str) -> str:
         """Return the text with each stretch replaced."""
-        for start, end in reversed(self.stretches):
-            text = text[:start] + MASK + text[end:]
-        return text
+        edges = [0, *(edge for stretch in self.stretches for edge in stretch)]
+        outside = zip(edges[::2], [*edges[1::2], len(text)], strict=True)
+        return MASK.join(text[start:end] for start, end in outside)
 
     def move(self, offset: int) -> int:
         """Return the new offset; offsets inside a masked stretch map to its end."""
@@ -397,21 +397,25 @@ class _Masking:
 
     def breaks(self, start: int, end: int) -> bool:
         """Return whether a piece is inside a masked stretch or crosses its boundary."""
+        touched = self._find_touched(start, end)
+        # All stretches between the first and the last one are inside the piece.
         return any(
             (start, end) == (s, e) or not (start <= s and e <= end)
-            for s, e in self._find_touched(start, end)
+            for s, e in (*touched[:1], *touched[-1:])
         )
 
-    def _find_touched(self, start: int, end: int) -> list[tuple[int, int]]:
+    def _find_touched(self, start: int, end: int) -> Sequence[tuple[int, int]]:
         """Return the masked stretches that overlap a piece of text."""
-        return [(s, e) for s, e in self.stretches if start < e and s < end]
+        first = int(np.searchsorted(self._ends, start, side="right"))
+        stop = int(np.searchsorted(self._starts, end))
+        return self.stretches[first:stop]
 
 
 def _mask_forms(document: Document, forms: set[str]) -> Document:
     """Return a document in which the mentions of some forms are masked."""
-    masked_spans = [
+    masked_spans = {
         s for s in document.spans if normalise_span(document.text, s) in forms
-    ]
+    }
     if not masked_spans:
         return document
     masking = _Masking(

@@ -7,6 +7,7 @@ several pieces. `encode_tags` and `flatten` count every mention that they change
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,6 +127,8 @@ def encode_tags(
     if not ordered:
         return ids, Alignment()
 
+    # Looked up once, because a tag set may have thousands of types to compare.
+    table = _make_tag_table(tagset)
     starts = tokens[:, 0]
     ends = tokens[:, 1]
     firsts = np.searchsorted(ends, [s.start for s in ordered], side="right").tolist()
@@ -133,7 +136,7 @@ def encode_tags(
     counts: dict[AlignmentKind, int] = {}
     settled = 0  # mentions are sorted, so earlier tokens are decided
     for span, first, stop in zip(ordered, firsts, stops, strict=True):
-        tag = _find_first_tag(span, tagset)
+        tag = _find_first_tag(span, tagset, table)
         first_free = max(first, settled)
         is_on_token_boundaries = (
             first < stop and starts[first] == span.start and ends[stop - 1] == span.end
@@ -181,9 +184,9 @@ def encode_mentions(
     return joined[np.lexsort(joined.T[::-1])]
 
 
-def _find_first_tag(span: Span, tagset: TagSet) -> int:
-    """Return the id of the first tag of a mention's type."""
-    tag = _make_tag_table(tagset).first_tag.get(span.label)
+def _find_first_tag(span: Span, tagset: TagSet, table: _TagTable) -> int:
+    """Return the id of the first tag of a mention's type, from the tag set's table."""
+    tag = table.first_tag.get(span.label)
     if tag is None:
         raise DataError(
             f"label {span.label!r} is not in the tag set "
@@ -445,23 +448,68 @@ def _find_overlaps(
 ) -> tuple[list[bool], list[bool], list[bool]]:
     """Return which mentions are inside, cross, and contain another mention.
 
-    The mentions must be sorted as in `flatten`.
+    Mentions are not compared in pairs: a short text can have 100,000 mentions, all of
+    which overlap.
+
+    Args:
+        spans: The mentions, sorted as in `flatten`.
     """
-    is_nested = [False] * len(spans)
-    is_crossing = [False] * len(spans)
-    is_holding = [False] * len(spans)
-    active: list[int] = []
-    for i, span in enumerate(spans):
-        active = [j for j in active if spans[j].end > span.start]
-        for j in active:  # each starts no later than this one
-            if spans[j].end >= span.end:
-                is_nested[i] = True
-                is_holding[j] = True
-            else:
-                is_crossing[i] = True
-                is_crossing[j] = True
-        active.append(i)
+    is_nested = []
+    furthest_end = -1  # of the mentions so far, which start no later than the next one
+    for span in spans:
+        is_nested.append(furthest_end > span.start and furthest_end >= span.end)
+        furthest_end = max(furthest_end, span.end)
+
+    is_holding = []
+    nearest_end = math.inf  # of the mentions that follow
+    for span in reversed(spans):
+        is_holding.append(nearest_end <= span.end)
+        nearest_end = min(nearest_end, max(span.end, span.start + 1))
+    is_holding.reverse()
+
+    is_crossing = [
+        goes_past_end or begins_before
+        for goes_past_end, begins_before in zip(
+            _find_crossed_ends(spans), _find_crossed_starts(spans), strict=True
+        )
+    ]
     return is_nested, is_crossing, is_holding
+
+
+def _find_crossed_ends(spans: Sequence[Span]) -> list[bool]:
+    """Return which mentions end inside a later mention that goes on beyond them.
+
+    Args:
+        spans: The mentions, sorted as in `flatten`.
+    """
+    is_crossed = [False] * len(spans)
+    longer: list[Span] = []  # later mentions: the next one that ends later, and so on
+    for i in reversed(range(len(spans))):
+        span = spans[i]
+        while longer and longer[-1].end <= span.end:
+            longer.pop()
+        if longer:
+            is_crossed[i] = longer[-1].start < span.end
+        longer.append(span)
+    return is_crossed
+
+
+def _find_crossed_starts(spans: Sequence[Span]) -> list[bool]:
+    """Return which mentions start inside an earlier mention that they go beyond.
+
+    Args:
+        spans: The mentions, sorted as in `flatten`.
+    """
+    is_crossed = [False] * len(spans)
+    # Earlier mentions that end before a mention, the one with the latest end last.
+    earlier: list[int] = []
+    for i in sorted(range(len(spans)), key=lambda i: (spans[i].end, -i)):
+        while earlier and earlier[-1] >= i:
+            earlier.pop()
+        if earlier:
+            is_crossed[i] = spans[earlier[-1]].end > spans[i].start
+        earlier.append(i)
+    return is_crossed
 
 
 def _select_longest(spans: Sequence[Span]) -> list[Span]:
@@ -497,12 +545,14 @@ def relabel(
         label_map: New labels by old label; "" drops the mentions.
         keep: The new labels to keep; None keeps all.
     """
+    kept_labels = None if keep is None else frozenset(keep)
     relabelled = []
     for document in documents:
         spans = []
         for span in document.spans:
             label = label_map.get(span.label, span.label)
-            if not label or (keep is not None and label not in keep):
+            is_dropped = kept_labels is not None and label not in kept_labels
+            if not label or is_dropped:
                 continue
             spans.append(span if label == span.label else replace(span, label=label))
         if tuple(spans) == document.spans:

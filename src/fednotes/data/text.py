@@ -222,24 +222,32 @@ def _find_paragraphs(text: str) -> list[Bounds]:
 def _find_sentence_ends(text: str, start: int, end: int) -> list[int]:
     """Return the offsets of sentence ends inside one paragraph."""
     ends: list[int] = []
-    sentence_start = start
+    sentence_start = _skip_spaces(text, start, end)
     for match in _END_MARKS.finditer(text, start, end):
         if _ends_sentence(text, sentence_start, match, end):
-            sentence_start = match.end()
-            ends.append(sentence_start)
+            ends.append(match.end())
+            sentence_start = _skip_spaces(text, match.end(), end)
     return ends
+
+
+def _skip_spaces(text: str, start: int, end: int) -> int:
+    """Return the offset of the first visible character of a stretch, or its end."""
+    while start < end and text[start].isspace():
+        start += 1
+    return start
 
 
 def _ends_sentence(
     text: str, start: int, match: re.Match[str], paragraph_end: int
 ) -> bool:
-    """Return whether the marks in `match` end the sentence that began at `start`."""
-    after = match.end()
-    while after < paragraph_end and text[after].isspace():
-        after += 1
+    """Return whether the marks in `match` end the sentence that began at `start`.
+
+    The sentence is not copied, because it may be long and have many marks.
+    """
+    after = _skip_spaces(text, match.end(), paragraph_end)
     if after == paragraph_end:
         return False  # the end of the paragraph
-    if _LIST_NUMBER.match(text[start : match.end()].strip()):
+    if _LIST_NUMBER.match(text, start, match.end()):
         return False  # "1. Aspirin"
     if not set("!?").isdisjoint(match.group()):
         return True
@@ -269,8 +277,7 @@ def _full_stop_ends_sentence(before: str, after: str) -> bool:
 
 def _trim(text: str, start: int, end: int) -> Bounds:
     """Trim white space from both ends of a stretch."""
-    while start < end and text[start].isspace():
-        start += 1
+    start = _skip_spaces(text, start, end)
     while end > start and text[end - 1].isspace():
         end -= 1
     return start, end

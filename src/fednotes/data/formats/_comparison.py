@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -104,6 +105,7 @@ def _count_lost_mentions(before: Document, after: Document) -> Counter[str]:
         old = Counter(_move_to_visible_offsets(before))
         new = Counter(_move_to_visible_offsets(after))
     counts: Counter[str] = Counter()
+    overlaps_another = _make_overlap_test(old)
     relabelled = {(s.start, s.end, s.fragments) for s in new - old}
     for span, number in (old - new).items():
         if (span.start, span.end, span.fragments) in relabelled:
@@ -112,7 +114,7 @@ def _count_lost_mentions(before: Document, after: Document) -> Counter[str]:
             kind = "repeated mentions"
         elif span.fragments:
             kind = "mentions in pieces"
-        elif _overlaps_another(span, old):
+        elif overlaps_another(span):
             kind = "overlapping mentions"
         else:
             kind = "bounds of mentions"
@@ -124,12 +126,22 @@ def _count_lost_mentions(before: Document, after: Document) -> Counter[str]:
     return counts
 
 
-def _overlaps_another(span: Span, spans: Counter[Span]) -> bool:
-    """Return whether a mention overlaps another one."""
-    return any(
-        other != span and other.start < span.end and span.start < other.end
-        for other in spans
-    )
+def _make_overlap_test(spans: Collection[Span]) -> Callable[[Span], bool]:
+    """Return a function that says whether a mention overlaps another one.
+
+    Args:
+        spans: The distinct mentions of a document.
+    """
+    starts = sorted(span.start for span in spans)
+    ends = sorted(span.end for span in spans)
+
+    def overlaps_another(span: Span) -> bool:
+        """Return whether one of the mentions overlaps another one of them."""
+        num_begun = bisect_left(starts, span.end)
+        num_ended = bisect_right(ends, span.start)
+        return num_begun - num_ended > 1  # one of them is this mention
+
+    return overlaps_another
 
 
 def _count_confidences(document: Document) -> Counter[tuple[Span, float]]:
