@@ -32,7 +32,7 @@ def _flatten_mentions_that_all_overlap() -> None:
 
 
 def _count_sentences_with_mentions() -> None:
-    number = 30_000
+    number = 80_000
     text = "No.\n" * number
     spans = tuple(Span(4 * n, 4 * n + 2, "A") for n in range(number // 2, number))
     stats = compute_corpus_stats({"a": [Document("a", text, spans)]})
