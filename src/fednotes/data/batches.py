@@ -325,21 +325,21 @@ def _measure_pieces(
     cuts = [0]
     while cuts[-1] < len(tokens):
         limit = cuts[-1] + max_tokens
-        cut = _find_last_cut(preferred, cuts[-1], limit)
+        cut = _find_furthest_cut(preferred, cuts[-1], limit)
         if cut is None:
-            cut = _find_last_cut(allowed, cuts[-1], limit)
+            cut = _find_furthest_cut(allowed, cuts[-1], limit)
         if cut is None:  # one entity is longer than max_tokens: cut after it
             cut = int(allowed[np.searchsorted(allowed, limit, side="right")])
         cuts.append(cut)
     return [end - start for start, end in pairwise(cuts)]
 
 
-def _find_last_cut(places: np.ndarray, after: int, limit: int) -> int | None:
-    """Return the last place above `after` and up to `limit`; None if there is none.
+def _find_furthest_cut(places: np.ndarray, after: int, limit: int) -> int | None:
+    """Return the furthest place after `after` and not beyond `limit`, or None.
 
     Args:
         places: (places,) in ascending order.
-        after: The place of the last cut.
+        after: The place of the previous cut.
         limit: The largest possible place.
     """
     number = int(np.searchsorted(places, limit, side="right"))

@@ -52,7 +52,7 @@ RARE = 20  # types with fewer mentions can hardly be learned or evaluated
 MANY_SHARED = 0.05
 # Maximum number of site pairs to name; fifty identical sites would give 1,225.
 _MAX_PAIRS = 10
-# Maximum number of pairs of notes of one id to compare: one note has few copies.
+# Maximum number of pairs of notes with one id to compare: one note has few copies.
 _MAX_COMPARED = 10_000
 
 _FINDINGS = read_shipped_table("data/findings.toml")
@@ -809,14 +809,18 @@ def _group_by_note(documents: Iterable[Document]) -> dict[str, list[Document]]:
 def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
     """Return whether documents with the same id are the same note.
 
-    An id that is a file name is not sufficient, because two hospitals may each have a
-    001.txt. In this case one text must contain the other.
+    The id may be a mere file name, and two hospitals may each have a 001.txt. This is
+    assumed if there are whole notes, and each of them has no mentions or comes from
+    brat. One text must then equal or contain one of the other part; at most
+    `_MAX_COMPARED` pairs are tried.
     """
-    uncut = [document for document in (*one, *two) if "document" not in document.meta]
-    has_true_ids = any(
-        document.spans and "brat" not in document.meta for document in uncut
+    whole_notes = [
+        document for document in (*one, *two) if "document" not in document.meta
+    ]
+    id_is_reliable = any(
+        document.spans and "brat" not in document.meta for document in whole_notes
     )
-    if not uncut or has_true_ids:
+    if not whole_notes or id_is_reliable:
         return True
     texts, other_texts = (
         dict.fromkeys(document.text for document in documents if document.text)

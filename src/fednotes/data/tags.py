@@ -446,7 +446,7 @@ def _join_pieces(span: Span, rule: FlattenRule) -> Span:
 def _find_overlaps(
     spans: Sequence[Span],
 ) -> tuple[list[bool], list[bool], list[bool]]:
-    """Return which mentions are inside, cross, and contain another mention.
+    """Return three lists: which mentions lie inside, cross, and contain another one.
 
     Mentions are not compared in pairs: a short text can have 100,000 mentions, all of
     which overlap.
@@ -464,12 +464,13 @@ def _find_overlaps(
     nearest_end = math.inf  # of the mentions that follow
     for span in reversed(spans):
         is_holding.append(nearest_end <= span.end)
+        # An empty mention counts as one character.
         nearest_end = min(nearest_end, max(span.end, span.start + 1))
     is_holding.reverse()
 
     is_crossing = [
-        goes_past_end or begins_before
-        for goes_past_end, begins_before in zip(
+        crosses_later or crosses_earlier
+        for crosses_later, crosses_earlier in zip(
             _find_crossed_ends(spans), _find_crossed_starts(spans), strict=True
         )
     ]
@@ -483,7 +484,9 @@ def _find_crossed_ends(spans: Sequence[Span]) -> list[bool]:
         spans: The mentions, sorted as in `flatten`.
     """
     is_crossed = [False] * len(spans)
-    longer: list[Span] = []  # later mentions: the next one that ends later, and so on
+    # A stack of later mentions: on top the nearest one, below it the next one that ends
+    # later than that, and so on.
+    longer: list[Span] = []
     for i in reversed(range(len(spans))):
         span = spans[i]
         while longer and longer[-1].end <= span.end:
@@ -501,7 +504,8 @@ def _find_crossed_starts(spans: Sequence[Span]) -> list[bool]:
         spans: The mentions, sorted as in `flatten`.
     """
     is_crossed = [False] * len(spans)
-    # Earlier mentions that end before a mention, the one with the latest end last.
+    # Indices of mentions that start and end before the current one; the latest end is
+    # on top. They are visited by their ends; of equal ends, the inner mention is first.
     earlier: list[int] = []
     for i in sorted(range(len(spans)), key=lambda i: (spans[i].end, -i)):
         while earlier and earlier[-1] >= i:

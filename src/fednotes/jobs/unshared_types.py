@@ -75,8 +75,8 @@ def is_unannotated(
 
     That is so if the site has no mention of the type, although its notes would have at
     least `MIN_EXPECTED` if they had as many per note as the other sites. If the other
-    sites together have fewer than `MIN_EXPECTED`, they are too few for an estimate, and
-    the site may lack the type by chance.
+    sites have fewer than `MIN_EXPECTED` mentions in all, no estimate is possible, and
+    the answer is no.
 
     Args:
         label: The type.

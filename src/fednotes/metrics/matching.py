@@ -223,9 +223,11 @@ def _make_partner_finder(
 ) -> Callable[[int], list[int]]:
     """Return a function that lists the predictions that overlap a gold mention.
 
-    All pairs at once could take too much memory: a note can have 100,000 mentions, each
-    of which overlaps the next.
+    The pairs are not listed in advance: if most of 100,000 mentions of a note overlap
+    each other, they would not fit in memory.
     """
+    # A mention's partners lie between these two indices, but not all predictions that
+    # lie there end late enough.
     furthest_end = np.maximum.accumulate(predicted.end)
     firsts = np.searchsorted(furthest_end, gold.start, side="right").tolist()
     stops = np.searchsorted(predicted.start, gold.end).tolist()
@@ -243,13 +245,14 @@ def _make_partner_finder(
 def _find_largest_matching(
     gold: Iterable[int], list_partners: Callable[[int], list[int]]
 ) -> list[tuple[int, int]]:
-    """Return the maximum number of overlapping pairs, no mention in two pairs.
+    """Return as many overlapping pairs as possible, with no mention in two pairs.
 
-    Augmenting paths (Berge 1957) are found by breadth-first search. Predictions that a
-    search reached in vain can never be on such a path, and are not visited again.
+    Augmenting paths (Berge 1957) are found by breadth-first search. If a search finds
+    no path, the predictions that it reached cannot be on a later path either, and are
+    skipped from then on.
 
     Args:
-        gold: The gold mentions.
+        gold: The indices of the gold mentions of a cluster.
         list_partners: Returns the predictions that overlap a gold mention.
 
     Returns:

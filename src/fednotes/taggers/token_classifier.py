@@ -198,10 +198,11 @@ class TokenClassifier(TaggingModel, SavesItself):
             raise ConfigError(
                 f"window = {config.window}: {where} reads at most {positions} sub-words"
             )
-        # A window can also be too small for the special tokens and one sub-word. The
-        # error then names its size, which is all positions if `config.window` is 0.
-        window = f"window = {config.window or positions}"
-        with naming_place(window, ModelError, become=ConfigError):
+        # A window can also be too small to hold the special tokens and one sub-word.
+        # `Frame.of` then raises ModelError, which becomes a ConfigError with the size
+        # in use: all positions if `config.window` is 0.
+        place = f"window = {config.window or positions}"
+        with naming_place(place, ModelError, become=ConfigError):
             self._frame = Frame.of(where, tokenizer, model, config.window)
         self._widths = self._measure_widths()
 

@@ -158,10 +158,10 @@ def find_candidates(probabilities: np.ndarray, threshold: float) -> np.ndarray:
 
 
 def keep_best_starts(probabilities: np.ndarray) -> np.ndarray:
-    """Return probabilities in which at most `MAX_TYPES` types start at each word.
+    """Return the probabilities without those of improbable starts.
 
-    The other types' probabilities of a start are 0 there. Of equal probabilities, those
-    of the first types are kept.
+    At each word, the probabilities of a start are set to 0, except for the `MAX_TYPES`
+    most probable types. If probabilities are equal, the first types are kept.
 
     Args:
         probabilities: (sentences, steps, types, places); not changed.
@@ -247,9 +247,10 @@ def find_best_spans(
 def choose_spans(
     candidates: np.ndarray, scores: np.ndarray, sentences: int
 ) -> np.ndarray:
-    """Return the candidates that no better one overlaps, (spans, 4), best first.
+    """Return the candidates that overlap no better chosen one, (spans, 4), best first.
 
-    Of equal scores, the longest candidate is the best, then the leftmost one.
+    If scores are equal, the longest candidate comes first, then the leftmost one, then
+    that of the first type.
 
     Args:
         candidates: (candidates, 4) as in `score_spans`.
@@ -276,11 +277,11 @@ def _take_free_spans(
         is_taken: (sentences, steps) bool; set for the words of chosen spans.
         is_chosen: (spans,) bool; set for chosen spans.
     """
-    for place in range(len(spans)):
-        words = is_taken[spans[place, 0], spans[place, 1] : spans[place, 2]]
+    for index in range(len(spans)):
+        words = is_taken[spans[index, 0], spans[index, 1] : spans[index, 2]]
         if not words.any():
             words[:] = True
-            is_chosen[place] = True
+            is_chosen[index] = True
 
 
 def to_probabilities(scores: Tensor) -> np.ndarray:

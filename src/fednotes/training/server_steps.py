@@ -257,8 +257,9 @@ def _weigh_sites(
 ) -> Tensor:
     """Return a rule's factor for each site's change, (sites,).
 
-    The rules for whole changes need only the changes' inner products. Each tensor adds
-    its part to these, so the changes of one tensor are in memory at a time.
+    A rule that weighs each change as a whole needs only the inner products of the
+    changes. These are summed over the tensors, so that only one tensor's changes are in
+    memory at a time.
 
     Args:
         config: The rule, which is neither "median" nor "trimmed-mean".

@@ -625,16 +625,17 @@ class PhenotypeWithDP(AveragingWithDP):
     def begin(self, site: Site, agreed: Tensors) -> None:
         """Build the site's network and classifiers from the agreement of all sites.
 
-        The agreement is checked before it meets the features of any patient. Otherwise,
-        a server could send a number that breaks only the features of patients with a
-        certain concept, and the site's error would reveal that it has such patients.
+        The agreement is checked before any patient's features are computed with it.
+        Otherwise, a server could send a number that causes an error only for patients
+        with a certain concept, and the error would reveal that the site has such
+        patients.
 
         Args:
             site: The site.
             agreed: The agreement from noisy counts; empty if there is none.
 
         Raises:
-            RefusedError: The agreement cannot result from noisy counts.
+            RefusedError: The agreement cannot have come from noisy counts.
         """
         if agreed:
             require_agreement(site.config, agreed, site.id)

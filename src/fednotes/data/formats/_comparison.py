@@ -136,7 +136,9 @@ def _make_overlap_test(spans: Collection[Span]) -> Callable[[Span], bool]:
     ends = sorted(span.end for span in spans)
 
     def overlaps_another(span: Span) -> bool:
-        """Return whether one of the mentions overlaps another one of them."""
+        """Return whether `span`, which is one of the mentions, overlaps another one."""
+        # Mentions that begin before its end overlap it, except for those that end
+        # before its start.
         num_begun = bisect_left(starts, span.end)
         num_ended = bisect_right(ends, span.start)
         return num_begun - num_ended > 1  # one of them is this mention

@@ -182,8 +182,8 @@ class Workers:
         """Wait until the workers have read a job's data, and end those without work.
 
         Call `begin_to_open` first, for the same job. With `Start.WITH_PARTS`, workers
-        do not start there but here, because the number of useful ones follows from the
-        data. With `Start.IF_LONG`, no workers run before `start_late`.
+        start here and not in `begin_to_open`, because the data decide how many will
+        have work. With `Start.IF_LONG`, no workers run before `start_late`.
 
         Args:
             job: The job.

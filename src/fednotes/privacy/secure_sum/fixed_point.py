@@ -53,12 +53,12 @@ def compute_limits(total: Total) -> dict[str, int]:
 
     A tensor's limit is 2^SPARE times its largest magnitude in the last total, rounded
     up to a power of two. A tensor whose largest magnitude is zero, or outside
-    2^±(BITS / 2), has no limit here, so the default limit applies to it. BITS is halved
-    because a limit must lie within 2^±BITS even with the factor 2^SPARE.
+    2^±(BITS / 2), has no limit here, so the default limit applies to it. The half
+    leaves ample room for the factor 2^SPARE, so that every limit lies within 2^±BITS.
 
-    The total is public, so limits reveal nothing more. A site whose values exceed the
-    limits refuses, which everyone learns. The server can then repeat the request with
-    wider limits in the same exchange.
+    The total is public, so limits reveal nothing more. If a site's values exceed the
+    limits, the site refuses; only this refusal becomes known. The server can then
+    repeat the request with wider limits in the same exchange.
     """
     limits = {}
     largest_exponent = BITS // 2

@@ -600,8 +600,8 @@ class ServerChain:
         # `make_requests` began the phase "shares" only if enough sites had sent keys.
         if next_exchange is not None and next_exchange.phase == "shares":
             with suppress(TrainingError):  # too few sites sent shares
-                # This ends the phase. The boxes travel with the next task, for which
-                # the caller collects them again.
+                # Only to end the phase: the encrypted shares that this returns travel
+                # with the next task, for which the caller collects them again.
                 next_exchange.collect_boxes()
                 self._current = next_exchange
                 self.number += 1

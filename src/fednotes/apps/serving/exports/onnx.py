@@ -382,11 +382,11 @@ def _find_root_message(error: BaseException) -> str:
 
 
 def _quantise(graph_file: Path) -> None:
-    """Replace a graph file by its int8 version.
+    """Replace a graph file with its int8 version.
 
-    Weights have only seven bits. Processors that lack VNNI instructions add two
-    products of eight-bit numbers in 16 bits; with weights of eight bits, the sum could
-    overflow.
+    Weights are stored in eight bits, but use only seven (`reduce_range`). Processors
+    without VNNI instructions add two products of eight-bit numbers in 16 bits, which
+    could overflow with weights of eight bits.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
