@@ -37,12 +37,12 @@ class Place:
 
     def give(self, *words: str, code: int = 0) -> str:
         process = self.begin(*words)
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=300)
         assert process.returncode == code, out
         return out
 
 
-def until(condition: object, seconds: float = 120) -> None:
+def until(condition: object, seconds: float = 300) -> None:
     assert callable(condition)
     end = time.monotonic() + seconds
     while not condition():

@@ -172,7 +172,7 @@ def test_the_commands_of_the_deployment_page_work_from_kits_to_predictions(
     output, _ = waits.communicate(timeout=60)
     assert waits.returncode == 2
     assert "was aborted by a person" in output
-    until(lambda: "aborted" in place.give("server", "status", "kits/server"), 60)
+    until(lambda: "aborted" in place.give("server", "status", "kits/server"))
     for kit in ("server", *(f"sites/{site}" for site in NAMES)):
         assert "has stopped" in place.give(
             "server" if kit == "server" else "site", "stop", f"kits/{kit}"
