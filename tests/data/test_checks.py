@@ -284,16 +284,19 @@ def test_forms_of_mentions_are_normalised_and_overlapping_forms_listed() -> None
 
 def test_forms_of_long_mentions_are_their_first_characters() -> None:
     text = "Ab" * 800 + " end"
-    same = Span(0, 1000, "Sign")
-    assert normalise_span(text, Span(0, len(text), "Sign")) == "ab" * 500
-    assert normalise_span(text, same) == "ab" * 500
+    whole_text = Span(0, len(text), "Sign")
+    first_characters = Span(0, 1000, "Sign")
+    assert normalise_span(text, whole_text) == "ab" * 500
+    assert normalise_span(text, first_characters) == "ab" * 500
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_statistics_of_many_mentions_take_seconds(nested: bool) -> None:
     """Forty thousand sentences, and a mention of each one, or from each to the end."""
-    length, repeats = len("No pain.\n\n"), 40_000
-    text = "No pain.\n\n" * repeats
+    sentence = "No pain.\n\n"
+    length = len(sentence)
+    repeats = 40_000
+    text = sentence * repeats
     bounds = tuple((at, at + 8) for at in range(0, len(text), length))
     spans = tuple(Span(at, bounds[-1][1] if nested else end, "X") for at, end in bounds)
     start = time.process_time()
