@@ -252,7 +252,14 @@ class WorkerError(TrainingError, NamesParameters):
 
 
 class RefusedError(FednotesError):
-    """A site's policy or the protocol forbids a request."""
+    """A site's policy or the protocol forbids a request.
+
+    Attributes:
+        reason: The name of the rule that forbids it, as a site's ledger records it; ""
+            if the refusal names no rule.
+    """
+
+    reason = ""
 
 
 class MissingExtra(FednotesError):

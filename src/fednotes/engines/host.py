@@ -647,9 +647,7 @@ def _find_broken_rule(error: Exception) -> str:
 
     Errors of Python may have a `reason`, too: text, which the ledger must not contain.
     """
-    if not isinstance(error, RefusedError):
-        return ""
-    return str(getattr(error, "reason", ""))
+    return error.reason if isinstance(error, RefusedError) else ""
 
 
 def explain_error(error: Exception, site: str) -> str:
