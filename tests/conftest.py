@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import pytest
@@ -130,18 +129,12 @@ def few_sentences() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def instant_disk() -> Iterator[None]:
-    """Do not wait until bytes are on the disk."""
-    with mock.patch("os.fsync"):
+@pytest.fixture(scope="session", autouse=True)
+def _instant_disk() -> Iterator[None]:
+    """Do not wait until bytes are on the disk: no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
         yield
-
-
-@pytest.fixture
-def one_process(instant_disk: None) -> Iterator[None]:
-    """Restore torch's settings after jobs that are deployed in this process."""
-    yield
-    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture

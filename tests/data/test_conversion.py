@@ -138,7 +138,7 @@ def test_every_writable_format_has_a_row_in_the_test_table() -> None:
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(generated=GENERATED)
 def test_a_round_trip_loses_only_what_was_reported(
-    name: str, generated: list[Document], instant_disk: None
+    name: str, generated: list[Document]
 ) -> None:
     """Nothing unnamed is missing, and no kind is named that the format's promise
     excludes."""
@@ -150,7 +150,7 @@ def test_a_round_trip_loses_only_what_was_reported(
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(generated=GENERATED)
 def test_many_documents_survive_a_round_trip(
-    name: str, generated: list[Document], instant_disk: None
+    name: str, generated: list[Document]
 ) -> None:
     """As above, for more documents."""
     there_and_back(name, generated)
@@ -371,7 +371,7 @@ def test_foreign_metadata_under_the_key_brat_is_kept(
 @pytest.mark.corpora
 @pytest.mark.parametrize("name", MAY_LOSE)
 def test_maccrobat_survives_a_round_trip_in_every_format(
-    corpora: Path, name: str, tmp_path: Path, instant_disk: None
+    corpora: Path, name: str, tmp_path: Path
 ) -> None:
     """25,189 mentions, 44 of them in pieces, events in every document: there and back."""
     documents = read(corpora / "maccrobat")

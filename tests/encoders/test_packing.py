@@ -264,7 +264,7 @@ def test_statistics_of_pairs_equal_those_of_the_original() -> None:
     assert labels.mean() == pytest.approx(np.mean([r for _, r in theirs]), rel=0.04)
 
 
-@pytest.mark.parametrize("room", [48, 3])
+@pytest.mark.parametrize("room", [pytest.param(48, marks=pytest.mark.slow), 3])
 def test_a_tenth_of_the_documents_have_short_pairs(room: int) -> None:
     """Sentences of one token fill a pair to its target, so the pairs show each
     document's own.

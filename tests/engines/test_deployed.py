@@ -31,9 +31,6 @@ from fednotes.engines.requests import (
 )
 from fednotes.engines.rounds import RoundResult
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
-
-
 # who takes part
 
 

@@ -45,8 +45,6 @@ CELLS = [
 ]
 FEW_SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
-
 
 @pytest.fixture(scope="module")
 def secure_reference() -> bytes:

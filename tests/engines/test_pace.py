@@ -29,8 +29,6 @@ from fednotes.engines.answer_times import (
 from fednotes.engines.host import SiteHost
 from fednotes.engines.secure import SecureSeal, SecureSum
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
-
 # Seconds of the task "train" at sites of 20, 60 and 100 sentences, as an attacker
 # measured them.
 TOOK = {"a": 0.094, "b": 0.140, "c": 0.163}

@@ -28,9 +28,6 @@ from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.fixed_point import encode_update
 from fednotes.privacy.secure_sum.messages import Masking
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
-
-
 # messages
 
 

@@ -21,8 +21,6 @@ from fednotes.core.messages import decode_reply
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.secure import SecureSum
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
-
 
 def test_the_server_waits_below_the_threshold_and_asks_no_site_to_open(
     tmp_path: Path,

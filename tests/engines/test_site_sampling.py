@@ -32,10 +32,9 @@ from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.simulation import Simulation
 from fednotes.privacy.secure_sum import messages as wire
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
-
 FIVE = ("a", "b", "c", "d", "e")
 EVERYWHERE = frozenset({"evaluate"})
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
 
 
 @pytest.fixture(autouse=True)
@@ -260,7 +259,7 @@ def test_masks_are_shared_only_among_the_drawn_sites(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_secure", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_faults_and_restarts_do_not_change_the_result(
     seed: int, is_secure: bool, tmp_path: Path
 ) -> None:

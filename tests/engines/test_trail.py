@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
 import torch
 from fault_toy import JOB
 
@@ -24,8 +23,6 @@ from fednotes.core.tensors import fingerprint_tensors, load_state, save_state
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.history import Trail
 from fednotes.engines.host import SiteHost
-
-pytestmark = pytest.mark.usefixtures("instant_disk")
 
 X = {"x": torch.ones(4)}
 Y = {"x": torch.full((4,), 2.0)}

@@ -77,7 +77,8 @@ def _run(
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    target(*arguments)
+    with mock.patch("os.fsync"):  # as in the tests' own process
+        target(*arguments)
 
 
 class Command:

@@ -62,13 +62,14 @@ class Way:
 
     Attributes:
         sites: Whether all sites are restarted before each question.
-        server: Whether the server is, each time after one question more.
+        server: How many questions more the server asks in each of its lives than in the
+            one before; 0: it is not restarted.
         keeping: Seconds of work after which a site saves a state of its own at the start
             of a round.
     """
 
     sites: bool = False
-    server: bool = False
+    server: int = 0
     keeping: float = 1e9
 
 
@@ -80,9 +81,10 @@ WAYS = [
         id="sites with a state for each checkpoint",
         marks=pytest.mark.slow,
     ),
-    pytest.param(Way(server=True), id="server", marks=pytest.mark.slow),
+    pytest.param(Way(server=1), id="server", marks=pytest.mark.slow),
     pytest.param(
-        replace(SITES_EACH_ROUND, server=True),
+        # Fewer lives, because each of them restarts all sites many times.
+        replace(SITES_EACH_ROUND, server=7),
         id="sites and server",
         marks=pytest.mark.slow,
     ),
@@ -105,7 +107,7 @@ class Restarts(Net):
     ) -> Iterator[tuple[str, Frame]]:
         if self.way.sites:
             self.hosts.clear()
-        if self.way.server and self.questions == self.lives:
+        if self.way.server and self.questions == self.lives * self.way.server:
             raise ServerKilled
         self.questions += 1
         yield from super().exchange(frames, **limits)
@@ -132,7 +134,9 @@ def run_with_restarts(
 ) -> tuple[State, list[Any]]:
     net = Restarts(reference.job.makes(folder / "sites"), folder / "net")
     net.way = way
-    return run_until_done(net, reference.job)
+    end = run_until_done(net, reference.job)
+    assert not way.server or net.lives > 1
+    return end
 
 
 def run_and_resume(reference: Reference, folder: Path) -> tuple[State, list[Any]]:
@@ -195,7 +199,7 @@ PRIVATE_RUNS: dict[str, Callable[[Reference, Path], tuple[State, list[Any]]]] = 
     ),
 }
 WAYS_OF_PRIVATE_RUNS = [
-    "secure sum and a step of counts",
+    pytest.param("secure sum and a step of counts", marks=pytest.mark.slow),
     "resumed",
     pytest.param("worker processes", marks=pytest.mark.slow),
     pytest.param("restarts", marks=pytest.mark.slow),
@@ -268,10 +272,6 @@ class MethodContract:
         case = cls.cases[request.param](bert)
         folder = tmp_path_factory.mktemp("private")
         return Reference(request.param, case, Job.with_privacy(case), folder)
-
-    @pytest.fixture(autouse=True)
-    def _instant_disk(self, instant_disk: None) -> None:
-        """Do not wait until bytes are on the disk."""
 
     # ---- faults ------------------------------------------------------------------------
 

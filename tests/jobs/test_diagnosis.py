@@ -191,6 +191,7 @@ def test_a_job_without_problems_lists_what_was_checked(notes: Paths) -> None:
 # ---- learning curves -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_too_early_is_reported_and_longer_training_helps(
     notes: Paths, tmp_path: Path
 ) -> None:

@@ -409,6 +409,7 @@ def test_a_finished_run_can_add_the_condition(folder: Path, tmp_path: Path) -> N
     assert list(result.left_out) == list(NAMES)
 
 
+@pytest.mark.slow
 def test_files_are_the_same_with_any_number_of_workers(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def test_workers_do_not_change_the_files_of_a_run(
     check_same_files(job_of(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_simulation_resumes_with_the_same_sites(tmp_path: Path) -> None:
     simulate(job_of(), tmp_path / "whole")
 

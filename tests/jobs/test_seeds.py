@@ -96,6 +96,7 @@ def test_a_text_without_seeds_is_refused(text: str, message: str) -> None:
         parse_seeds(text)
 
 
+@pytest.mark.slow
 def test_each_seed_gives_the_run_of_that_seed_alone(
     finished_runs, tmp_path: Path
 ) -> None:

@@ -561,7 +561,6 @@ def test_without_strength_and_entropy_the_method_equals_distill(
     )
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_job_runs_each_variant(variant: str, tmp_path: Path) -> None:
     """All conditions; the saved model is a plain tagger of the complete tag set."""

@@ -407,6 +407,7 @@ def scorer_config(bert: Path, sites: Sequence[SiteData], **changes: Any) -> Conf
 F1_OF_ONE_TYPE = 2 / 3
 
 
+@pytest.mark.slow
 def test_sites_with_different_types_train_one_type_scorer(
     bert: Path, tmp_path: Path
 ) -> None:
@@ -549,6 +550,7 @@ def _find_phrases(document: Document) -> Iterator[Span]:
             yield Span(start, span.end, "phrase")
 
 
+@pytest.mark.slow
 def test_sites_train_a_type_scorer_that_finds_nested_mentions(bert: Path) -> None:
     """Flat predictions could not have more than one mention of each pair."""
     sites = [nest(site_data(name, seed, 40)) for seed, name in enumerate("ab")]
@@ -599,6 +601,7 @@ def test_private_type_scorers_have_the_types_of_their_sites(bert: Path) -> None:
     assert a.private.keys() == b.private.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unannotated", ["soft", "marginal"])
 def test_a_type_scorer_is_distilled(bert: Path, unannotated: Any) -> None:
     """Its targets for other types are the global model's probabilities, or none."""

@@ -130,6 +130,7 @@ def test_both_losses_decrease_on_held_out_text(grafted: tuple[Path, Any]) -> Non
     assert after["right"] > before["right"] + 0.1
 
 
+@pytest.mark.slow
 def test_the_seed_determines_every_byte(
     bert: Path, grafted: tuple[Path, Any], tmp_path: Path
 ) -> None:

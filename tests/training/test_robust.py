@@ -336,7 +336,6 @@ def makes() -> Mapping[str, Any]:
     return {site: lambda site=site: Toy(site) for site in SITES}
 
 
-@pytest.mark.usefixtures("instant_disk")
 def test_faults_do_not_change_the_result(tmp_path: Path) -> None:
     """Both engines; and messages lost, repeated, sites and servers killed at random."""
     took: dict[int, tuple[str, ...]] = {}
@@ -354,7 +353,6 @@ def test_faults_do_not_change_the_result(tmp_path: Path) -> None:
                 continue
 
 
-@pytest.mark.usefixtures("instant_disk")
 def test_absent_sites_are_left_out_of_the_updates(tmp_path: Path) -> None:
     net, took = Net(makes(), tmp_path, down={"b"}), dict[int, tuple[str, ...]]()
     toy_rounds(net.engine(SITES, replace(STRICT, min_sites=2)), took)

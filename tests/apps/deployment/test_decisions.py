@@ -39,8 +39,6 @@ from fednotes.core.store import write_json
 from fednotes.core.tables import fingerprint_table
 from fednotes.engines.history import Journal
 
-pytestmark = pytest.mark.usefixtures("one_process")
-
 
 def problem(hospitals: Hospitals) -> dict[str, Any]:
     return json.loads((hospitals.server / PROBLEM).read_text())

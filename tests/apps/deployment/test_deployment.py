@@ -18,8 +18,6 @@ from tiny_models import save_bert
 
 from fednotes.jobs.results import read_result
 
-pytestmark = pytest.mark.usefixtures("one_process")
-
 
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
 def test_weights_equal_those_of_a_simulation(job: str, tmp_path: Path) -> None:
@@ -47,6 +45,7 @@ def test_weights_equal_those_of_a_simulation(job: str, tmp_path: Path) -> None:
     } == {n: conditions["federated"] for n, conditions in shared.items()}
 
 
+@pytest.mark.slow
 def test_different_models_equal_those_of_a_simulation(tmp_path: Path) -> None:
     """One site's model is named by the job, another one's by the site's own file; both
     stay where they are, and the secure sum adds the predictions."""

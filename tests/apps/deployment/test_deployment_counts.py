@@ -30,7 +30,6 @@ ROUNDED = f"{OPEN}count_step = {STEP}\n"
 SUMS = {"loss", "source", "target"}  # of a loss over examples
 DERIVED = {"share"}  # of reported counts
 COUNT_TENSORS = ("patients", "occurrences", "absent", "present", "questionable")
-pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def sent(hospitals: Hospitals) -> list[tuple[str, Update]]:
@@ -121,6 +120,7 @@ def test_counts_are_rounded_under_the_secure_sum(
     assert all(number % STEP == 0 for number in pseudo)
 
 
+@pytest.mark.slow
 def test_a_larger_step_applies_from_the_next_start(
     site_notes: Any, tmp_path: Path
 ) -> None:

@@ -20,7 +20,6 @@ from fednotes.data.synthetic import generate, write_sites
 from fednotes.methods import find_method, list_method_names
 
 HIDDEN = OPEN.replace("draws = 'job'\n", "")
-pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def with_secrets(folder: Path, job: str, data: Any) -> Hospitals:

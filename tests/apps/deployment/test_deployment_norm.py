@@ -40,7 +40,6 @@ def net_of(folder: Path, max_norm: float, seal: Any = None) -> Net:
     return Net(makes, folder, seal=seal, max_norm=max_norm)
 
 
-@pytest.mark.usefixtures("instant_disk")
 @pytest.mark.parametrize("at", ["site", "server"])
 def test_the_other_updates_are_added_without_one_beyond_the_bound(
     at: str, tmp_path: Path
@@ -62,7 +61,6 @@ def test_the_other_updates_are_added_without_one_beyond_the_bound(
     assert any(update and update.tensors for update in site_updates) == (at == "server")
 
 
-@pytest.mark.usefixtures("instant_disk")
 def test_only_the_site_checks_the_bound_under_the_secure_sum(tmp_path: Path) -> None:
     """Nothing of the update leaves, masked or not, and no value of it is said."""
     pytest.importorskip("cryptography")
@@ -87,7 +85,6 @@ def test_only_the_site_checks_the_bound_under_the_secure_sum(tmp_path: Path) -> 
             assert "words" not in decode_reply(frame).attached.tensors
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("at", ["site", "server"])
 def test_the_setting_of_the_job_applies_at_server_and_sites(
     at: str, site_notes: Any, tmp_path: Path

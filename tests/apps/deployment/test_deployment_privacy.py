@@ -25,7 +25,6 @@ NOISE = "secure_sum = 'required'\nfreeze_embeddings = false\nmax_epsilon = 8.0\n
 NOISE += "steady_replies = false\n"
 PROMISE = '[privacy]\nepsilon = 8.0\nrate = 0.5\nunit = "document"\n'
 TAUGHT = SECURE.replace("weighting = true\n", PROMISE)
-pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def test_every_frame_that_left_is_in_the_ledger(

@@ -54,7 +54,6 @@ from fednotes.core.store import write_json
 from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.results import read_result
 
-pytestmark = pytest.mark.usefixtures("one_process")
 CLOSED = OPEN.replace("share_scores = true\n", "")  # the default
 
 
@@ -67,8 +66,7 @@ def undisturbed(
 ) -> tuple[Any, int]:
     """Return the models of a run without faults, and its number of answers."""
     hospitals = Hospitals(tmp_path_factory.mktemp("whole"), FEDNER, site_notes)
-    with mock.patch("os.fsync"):
-        hospitals.run()
+    hospitals.run()
     return hospitals.ends(), len(hospitals.network.frames) // 2
 
 

@@ -19,7 +19,6 @@ from fednotes.apps.deployment.rules.ledger import Ledger, verify_ledger
 from fednotes.apps.deployment.site_file import SITE_FILE
 from fednotes.engines.launch import holding_state
 
-pytestmark = pytest.mark.usefixtures("one_process")
 JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"
 
 

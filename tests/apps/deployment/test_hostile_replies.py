@@ -159,7 +159,6 @@ def test_an_impossible_number_of_features_is_refused_with_the_site(width: int) -
 WRONG_COUNTS = {"below zero": -50.0, "half a patient": 0.5, "too many": 1e15}
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("wrong", WRONG_COUNTS.values(), ids=WRONG_COUNTS.keys())
 @pytest.mark.parametrize("name", ["absent", "patients"])
 def test_wrong_numbers_of_patients_are_refused_with_the_site(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from applications import needs_app
 from fault_toy import JOB
@@ -22,8 +21,6 @@ from phenotype_patients import DISEASES, VOCABULARY, sites_of, without_stage_1
 from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
-
-pytestmark = pytest.mark.usefixtures("instant_disk")
 
 SITES = ("s0", "s1", "s2")
 TABLE = {"name": "toy", "sites": list(SITES), "min_sites": 3}

@@ -55,8 +55,6 @@ from fednotes.privacy.secure_sum.messages import (
 from fednotes.privacy.secure_sum.server import SecureServer
 from fednotes.training.sites import unite_tags
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
-
 VICTIM = "a"
 X = {"x": torch.ones(4)}
 TABLE = {"name": "toy", "sites": list(SITES), "min_sites": 3}

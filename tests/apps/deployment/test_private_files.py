@@ -30,7 +30,6 @@ def _open_umask() -> Iterator[None]:
     os.umask(before)
 
 
-@pytest.mark.usefixtures("one_process")
 def test_files_of_a_simulated_run_are_private(tmp_path: Path) -> None:
     """While it runs as well: then there are checkpoints, with modules that no site
     shares."""
@@ -54,7 +53,6 @@ def test_files_of_a_simulated_run_are_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(page.parent.stat().st_mode) == 0o777
 
 
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
 def test_files_of_kits_are_private_after_a_run(
     job: str, site_notes: Any, tmp_path: Path

@@ -30,8 +30,6 @@ from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.job_file import parse_job
 from fednotes.privacy.promise import Privacy, Promise
 
-pytestmark = pytest.mark.usefixtures("one_process")
-
 SEED = 3  # of the jobs of `hospital_jobs`
 DRAWN = FEDNER.replace("[training]", "[training]\nsites_per_round = 2")
 
@@ -121,6 +119,7 @@ def test_the_secret_of_the_server_is_saved_with_its_state_and_differs_between_ru
     assert draws[0] != draws[1]
 
 
+@pytest.mark.slow
 def test_a_secure_sum_covers_the_sampled_sites(tmp_path: Path) -> None:
     """Three of four; the bits are those of the simulation under the secure sum."""
     pytest.importorskip("cryptography")

@@ -38,7 +38,7 @@ class Signer:
     "other_run", [pytest.param("", marks=pytest.mark.slow), "run2"]
 )
 def test_sites_of_two_submissions_exchange_no_keys(
-    tmp_path: Path, instant_disk: None, other_run: str
+    tmp_path: Path, other_run: str
 ) -> None:
     """In the difference of two sums that share all sites but one, a server would see
     what this one sent. All keys are genuine, but those of another submission are

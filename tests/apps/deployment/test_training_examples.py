@@ -101,7 +101,6 @@ def find_case(method: str) -> MakeCase:
 
 
 @pytest.mark.parametrize("method", list_method_names())
-@pytest.mark.usefixtures("instant_disk")
 def test_a_job_with_one_example_less_is_refused_with_every_method(
     method: str, bert: Path, tmp_path: Path
 ) -> None:

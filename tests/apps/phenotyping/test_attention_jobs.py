@@ -151,6 +151,7 @@ def test_a_model_is_scored_by_its_probabilities(run: Path, place: Path) -> None:
         assert found["value"] == pytest.approx(area, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_predictions_do_not_depend_on_workers(run: Path, place: Path) -> None:
     folder = run / "federated" / "model"
     path = place / "c" / "notes.csv"

@@ -23,8 +23,6 @@ from fednotes.engines.deployed import Deployed
 from fednotes.engines.history import OPENED
 from fednotes.engines.secure import SecureSeal, SecureSum
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
-
 PATIENTS = sites_of(3)
 NAMES = tuple(site.id for site in PATIENTS)
 AWAY = NAMES[-1]

@@ -555,6 +555,7 @@ def test_sites_are_weighted_by_their_labelled_patients(bert: Path) -> None:
         assert torch.equal(value, (total / sum(sizes)).float()), name
 
 
+@pytest.mark.slow
 def test_a_federation_learns_phenotypes_from_words(bert: Path) -> None:
     """The notes name the diseases, among other words and in random order."""
     space = features_of(bert).space

@@ -189,6 +189,7 @@ def test_an_error_of_the_notes_is_that_of_one_process(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_one_error_and_leaves_no_file(
     folder: Path, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -374,9 +374,7 @@ def test_a_run_of_patients_has_no_section_of_errors(runs: Path, tmp_path: Path) 
     ]
 
 
-def test_the_page_of_a_ledger_shows_whether_it_is_intact(
-    tmp_path: Path, instant_disk: None
-) -> None:
+def test_the_page_of_a_ledger_shows_whether_it_is_intact(tmp_path: Path) -> None:
     needs_app("deployment")
     from ledgers import MESSAGE, lines_of, write_ledger
 

@@ -24,7 +24,6 @@ from fednotes.apps.deployment.rules.differences import (
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.core.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
 THREE = Policy(min_difference=3, source="[policy] of site.toml")
 
 

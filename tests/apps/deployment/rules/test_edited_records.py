@@ -36,7 +36,7 @@ def test_records_edited_by_hand_are_refused_with_a_remedy(tmp_path: Path) -> Non
     ids=lambda change: next(iter(change)),
 )
 def test_an_edited_line_of_a_ledger_is_refused_by_its_number(
-    tmp_path: Path, instant_disk: None, change: dict[str, Any]
+    tmp_path: Path, change: dict[str, Any]
 ) -> None:
     path = tmp_path / "ledger.jsonl"
     write_ledger(path, 2)

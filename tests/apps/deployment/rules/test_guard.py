@@ -52,7 +52,6 @@ from fednotes.core.messages import (
 from fednotes.core.tables import fingerprint_table
 from fednotes.core.update import Tensors, Update
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
 OPEN = Policy(
     secure_sum="off", share_scores=True, source="[policy] of /srv/ward7/site.toml"
 )

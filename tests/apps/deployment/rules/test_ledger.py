@@ -199,7 +199,6 @@ def test_the_files_contain_no_value(tmp_path: Path) -> None:
         assert np.float64(value).tobytes() not in everything
 
 
-@pytest.mark.usefixtures("instant_disk")
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_ledger_survives_a_kill_at_any_byte_of_an_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int

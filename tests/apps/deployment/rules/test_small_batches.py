@@ -16,7 +16,6 @@ from fednotes.core.update import Update
 from fednotes.methods import distill, finetune
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
-pytestmark = pytest.mark.usefixtures("instant_disk")
 BATCH = 8
 TAGS = TagSet(("Drug",))
 RULES = Policy(
