@@ -276,7 +276,7 @@ def _start_workers_early(context: typer.Context, work: str, workers: str) -> Non
 
 
 def _write_reports(out: Path, seeds: Sequence[int]) -> Path:
-    """Write the report of a run, or those of its seeds and of all; return the last."""
+    """Write the reports of a run's seeds, if any, and of the run; return the latter."""
     from fednotes.report.html import write_report
 
     for seed in seeds:

@@ -112,7 +112,7 @@ def format_page() -> str:
     for option in list_options(group):
         # Commands may take different values; the page then shows the name alone.
         shown = option.shown[0] if len(option.shown) == 1 else option.name
-        # Commands whose help texts differ have a common meaning in `MEANINGS`.
+        # If the commands' help texts differ, `MEANINGS` has what they have in common.
         meaning = MEANINGS.get(option.name) or option.meanings[0]
         options.append((f"`{shown}`", meaning, _format_names(option.commands)))
     old_names = [

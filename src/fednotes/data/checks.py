@@ -52,8 +52,9 @@ RARE = 20  # types with fewer mentions can hardly be learned or evaluated
 MANY_SHARED = 0.05
 # Maximum number of site pairs to name; fifty identical sites would give 1,225.
 _MAX_PAIRS = 10
-# Maximum number of pairs of notes with one id to compare: one note has few copies.
-_MAX_COMPARED = 10_000
+# Maximum number of pairs of texts with one id to search. A note has few copies, so more
+# pairs are not needed.
+_MAX_TEXT_PAIRS = 10_000
 
 _FINDINGS = read_shipped_table("data/findings.toml")
 # An id that a reader composed of a file name and a number.
@@ -809,10 +810,14 @@ def _group_by_note(documents: Iterable[Document]) -> dict[str, list[Document]]:
 def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
     """Return whether documents with the same id are the same note.
 
-    The id may be a mere file name, and two hospitals may each have a 001.txt. This is
-    assumed if there are whole notes, and each of them has no mentions or comes from
-    brat. One text must then equal or contain one of the other part; at most
-    `_MAX_COMPARED` pairs are tried.
+    The id is trusted, unless it may be a mere file name: two hospitals may each have a
+    001.txt. It may be one if there are whole notes, and each of them has no mentions or
+    comes from brat. Then a text of one part must equal a text of the other part, or one
+    of the two must contain the other; at most `_MAX_TEXT_PAIRS` pairs are searched.
+
+    Args:
+        one: The documents with the id in one part.
+        two: The documents with the id in the other part.
     """
     whole_notes = [
         document for document in (*one, *two) if "document" not in document.meta
@@ -828,7 +833,7 @@ def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
     )
     if not texts.keys().isdisjoint(other_texts):
         return True
-    pairs = islice(product(texts, other_texts), _MAX_COMPARED)
+    pairs = islice(product(texts, other_texts), _MAX_TEXT_PAIRS)
     return any(a in b or b in a for a, b in pairs)
 
 

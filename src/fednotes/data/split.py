@@ -375,9 +375,11 @@ class _Masking:
 
     def apply(self, text: str) -> str:
         """Return the text with each stretch replaced."""
-        edges = [0, *(edge for stretch in self.stretches for edge in stretch)]
-        outside = zip(edges[::2], [*edges[1::2], len(text)], strict=True)
-        return MASK.join(text[start:end] for start, end in outside)
+        # The unmasked text lies before, between and after the stretches.
+        starts = [0, *self._ends.tolist()]
+        ends = [*self._starts.tolist(), len(text)]
+        unmasked = zip(starts, ends, strict=True)
+        return MASK.join(text[start:end] for start, end in unmasked)
 
     def move(self, offset: int) -> int:
         """Return the new offset; offsets inside a masked stretch map to its end."""

@@ -14,8 +14,8 @@ from typing import Any
 from fednotes.core.types import Document, Span
 from fednotes.data.text import normalise, split_sentences, tokenize
 
-# The maximum number of characters of a mention's piece that are part of its form.
-_MAX_FORM = 1000
+# Maximum number of characters of each piece of a mention that count towards its form.
+_MAX_PIECE = 1000
 
 
 def normalise_span(text: str, span: Span) -> str:
@@ -25,7 +25,7 @@ def normalise_span(text: str, span: Span) -> str:
         text: The document's text.
         span: The mention.
     """
-    pieces = (text[start : min(end, start + _MAX_FORM)] for start, end in span.pieces)
+    pieces = (text[start : min(end, start + _MAX_PIECE)] for start, end in span.pieces)
     return normalise(" ".join(pieces))
 
 

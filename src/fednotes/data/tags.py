@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -127,7 +128,8 @@ def encode_tags(
     if not ordered:
         return ids, Alignment()
 
-    # Looked up once, because a tag set may have thousands of types to compare.
+    # Look the table up once: each look-up in the cache compares the whole tag set, and
+    # this may have thousands of types.
     table = _make_tag_table(tagset)
     starts = tokens[:, 0]
     ends = tokens[:, 1]
@@ -391,14 +393,14 @@ def flatten(
     distinct = sorted(
         set(all_spans), key=lambda s: (s.start, -s.end, s.label, s.fragments)
     )
-    is_nested, is_crossing, is_holding = _find_overlaps(distinct)
+    is_nested, is_crossing, is_outer = _find_overlaps(distinct)
     is_discontinuous = [len(span.fragments) > 1 for span in distinct]
     if rule == "drop":
         flat = [
             replace(span, fragments=())
             for i, span in enumerate(distinct)
             if not (
-                is_nested[i] or is_crossing[i] or is_holding[i] or is_discontinuous[i]
+                is_nested[i] or is_crossing[i] or is_outer[i] or is_discontinuous[i]
             )
         ]
     else:
@@ -460,13 +462,14 @@ def _find_overlaps(
         is_nested.append(furthest_end > span.start and furthest_end >= span.end)
         furthest_end = max(furthest_end, span.end)
 
-    is_holding = []
-    nearest_end = math.inf  # of the mentions that follow
+    is_outer = []
+    earliest_end = math.inf  # of the mentions that follow, which start no earlier
     for span in reversed(spans):
-        is_holding.append(nearest_end <= span.end)
-        # An empty mention counts as one character.
-        nearest_end = min(nearest_end, max(span.end, span.start + 1))
-    is_holding.reverse()
+        is_outer.append(earliest_end <= span.end)
+        # An empty mention counts as one character, so that it does not lie inside a
+        # mention that ends where it starts.
+        earliest_end = min(earliest_end, max(span.end, span.start + 1))
+    is_outer.reverse()
 
     is_crossing = [
         crosses_later or crosses_earlier
@@ -474,7 +477,7 @@ def _find_overlaps(
             _find_crossed_ends(spans), _find_crossed_starts(spans), strict=True
         )
     ]
-    return is_nested, is_crossing, is_holding
+    return is_nested, is_crossing, is_outer
 
 
 def _find_crossed_ends(spans: Sequence[Span]) -> list[bool]:
@@ -504,8 +507,9 @@ def _find_crossed_starts(spans: Sequence[Span]) -> list[bool]:
         spans: The mentions, sorted as in `flatten`.
     """
     is_crossed = [False] * len(spans)
-    # Indices of mentions that start and end before the current one; the latest end is
-    # on top. They are visited by their ends; of equal ends, the inner mention is first.
+    # A stack of the indices of mentions that start and end before the current one, with
+    # the latest end on top. The loop visits mentions in the order of their ends; if two
+    # ends are equal, the inner mention comes first.
     earlier: list[int] = []
     for i in sorted(range(len(spans)), key=lambda i: (spans[i].end, -i)):
         while earlier and earlier[-1] >= i:
@@ -522,16 +526,13 @@ def _select_longest(spans: Sequence[Span]) -> list[Span]:
     if all(left.end <= right.start for left, right in pairwise(ordered)):
         return ordered
 
-    selected: list[Span] = []
-    starts = np.empty(len(ordered), np.int64)
-    ends = np.empty(len(ordered), np.int64)
+    selected: list[Span] = []  # by their starts
     for span in sorted(set(spans), key=lambda s: (s.start - s.end, s.start, s.label)):
-        count = len(selected)
-        overlaps = (starts[:count] < span.end) & (ends[:count] > span.start)
-        if not overlaps.any():
-            starts[count] = span.start
-            ends[count] = span.end
-            selected.append(span)
+        # The selected mentions do not overlap. Of those that start before the end of
+        # this one, the last one therefore ends last, too.
+        following = bisect_left(selected, span.end, key=lambda other: other.start)
+        if not following or selected[following - 1].end <= span.start:
+            selected.insert(following, span)
     return sorted(selected)
 
 

@@ -253,11 +253,11 @@ def _ends_sentence(
         return True
 
     head = text[max(start, match.start() - _MAX_WORD_BEFORE) : match.start()]
-    found_before = _WORD_BEFORE.search(head)
-    found_after = _WORD_AFTER.match(text, after, paragraph_end)
+    match_before = _WORD_BEFORE.search(head)
+    match_after = _WORD_AFTER.match(text, after, paragraph_end)
     return _full_stop_ends_sentence(
-        found_before.group() if found_before else "",
-        (found_after.group(1) if found_after else None) or "",
+        match_before.group() if match_before else "",
+        (match_after.group(1) if match_after else None) or "",
     )
 
 

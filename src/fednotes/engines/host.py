@@ -636,16 +636,18 @@ def _count_state_bytes(state: State) -> int:
 def may_pass(error: Exception) -> bool:
     """Return whether the same request may succeed later.
 
-    It may after a full disk, or if the broken rule says so.
+    It may succeed after an error of the disk, such as a full one, and after a refusal
+    whose rule says so (`later`).
     """
-    is_of_disk = type(error) is FednotesError or isinstance(error, OSError)
-    return is_of_disk or bool(getattr(error, "later", False))
+    is_disk_error = type(error) is FednotesError or isinstance(error, OSError)
+    return is_disk_error or bool(getattr(error, "later", False))
 
 
 def _find_broken_rule(error: Exception) -> str:
     """Return the name of the rule that a refusal names; "" for any other error.
 
-    Errors of Python may have a `reason`, too: text, which the ledger must not contain.
+    Some exceptions of Python have a `reason`, too. It is free text, which must not get
+    into the ledger.
     """
     return error.reason if isinstance(error, RefusedError) else ""
 

@@ -12,7 +12,8 @@ from fednotes.core.cleaning import NAME, clean_to_one_line
 from fednotes.core.wording import list_names
 
 # If a site is expected to have fewer mentions of a type than this, it may have none by
-# chance. The other sites need at least as many for an estimate of that number.
+# chance. The expected number is computed only if the other sites have at least this
+# many mentions; with fewer, it would be too uncertain.
 MIN_EXPECTED = 5
 FEW_MENTIONS = 10  # with fewer mentions, a model hardly learns a type
 _MAX_NAMES = 5
@@ -73,10 +74,10 @@ def is_unannotated(
 ) -> bool:
     """Return whether a site seems not to annotate a type that other sites annotate.
 
-    That is so if the site has no mention of the type, although its notes would have at
-    least `MIN_EXPECTED` if they had as many per note as the other sites. If the other
-    sites have fewer than `MIN_EXPECTED` mentions in all, no estimate is possible, and
-    the answer is no.
+    This is the case if the site has no mention of the type, but would be expected to
+    have at least `MIN_EXPECTED` at the other sites' rate per note. If the other sites
+    have fewer than `MIN_EXPECTED` mentions in all, their rate is too uncertain, and the
+    result is False.
 
     Args:
         label: The type.

@@ -235,8 +235,8 @@ def _make_partner_finder(
     def list_partners(i: int) -> list[int]:
         """Return the predictions that overlap the gold mention i, in order."""
         first = firsts[i]
-        is_late = predicted.end[first : stops[i]] > gold.start[i]
-        partners: list[int] = (np.flatnonzero(is_late) + first).tolist()
+        overlaps = predicted.end[first : stops[i]] > gold.start[i]
+        partners: list[int] = (np.flatnonzero(overlaps) + first).tolist()
         return partners
 
     return list_partners

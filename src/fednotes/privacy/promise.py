@@ -100,8 +100,8 @@ class Privacy:
         """Check the settings against each other.
 
         Raises:
-            ConfigError: Both or none of `epsilon` and `noise` are given, a noise hides
-                nothing, or `counts` does not fit the unit.
+            ConfigError: Both or neither of `epsilon` and `noise` are given, a noise is
+                too small to hide anything, or `counts` does not fit the unit.
         """
         if bool(self.epsilon) == bool(self.noise):
             raise ConfigError(

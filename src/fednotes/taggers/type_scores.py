@@ -247,7 +247,7 @@ def find_best_spans(
 def choose_spans(
     candidates: np.ndarray, scores: np.ndarray, sentences: int
 ) -> np.ndarray:
-    """Return the candidates that overlap no better chosen one, (spans, 4), best first.
+    """Choose candidates without overlaps, best first, and return them, (spans, 4).
 
     If scores are equal, the longest candidate comes first, then the leftmost one, then
     that of the first type.

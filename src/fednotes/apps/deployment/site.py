@@ -615,15 +615,15 @@ class AgreedSite:
         their descriptions before the state of the method's site.
 
         Raises:
-            RefusedError: This site or its job is not as it was when the sites agreed.
+            RefusedError: This site or its job has changed since the sites agreed.
         """
         text = state.facts["descriptions"]
         if not text:
             # The sites had not agreed yet, and neither has a new site.
             return
-        # `_create_method_site` requires that the server's fingerprint of the agreement
-        # equals this site's. Only the descriptions are saved. The two were equal when
-        # the sites agreed, so this site's is passed in place of the server's.
+        # `_create_method_site` compares this site's fingerprint of the agreement with
+        # the server's, which is not saved. The two were equal when the sites agreed, so
+        # this site's is passed in place of the server's.
         fingerprint = compute_agreement_fingerprint(
             self._job, decode_descriptions(text)
         )

@@ -389,7 +389,7 @@ def _find_phenotype_columns(table: HeaderTable, patient_column: int) -> dict[int
         raise table.make_error(
             "there is only a column of patients: add one for each phenotype"
         )
-    columns_with = Counter(table.titles)
+    title_counts = Counter(table.titles)
     for column, title in columns.items():
         if not title:
             raise table.make_error(
@@ -400,6 +400,6 @@ def _find_phenotype_columns(table: HeaderTable, patient_column: int) -> dict[int
                 f"column {column + 1}: the name is longer than {_LONGEST_NAME} "
                 "characters: shorten it"
             )
-        if columns_with[title] > 1:
+        if title_counts[title] > 1:
             raise table.make_error(f"two columns are called {title!r}: rename one")
     return columns

@@ -70,10 +70,11 @@ def make_plain_text(text: str) -> str:
 
 
 def make_origin_finder(text: str) -> Callable[[int, int], tuple[int, int]] | None:
-    """Return a function from positions in the plain text to positions in the text.
+    """Return a function that maps stretches of the plain text to the original text.
 
     Returns:
-        A function of start and end; None if the positions are the same.
+        A function that maps a start and end in the plain text to those in `text`; None
+        if all positions are equal.
     """
     if text.isascii() or all(len(_CHARACTERS[ord(c)]) == 1 for c in set(text)):
         return None

@@ -212,7 +212,8 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
     """
     resources: list[Any] = []
     texts: list[str] = []
-    # The answer repeats all of the resource. JSON escapes let half a character pass.
+    # The response repeats the resource, and cannot be encoded if this contains a lone
+    # surrogate, as a JSON escape can.
     require_unicode("the resource", json.dumps(resource, ensure_ascii=False))
     try:
         for each in fhir.list_resources(resource):

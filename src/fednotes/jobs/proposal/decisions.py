@@ -221,7 +221,7 @@ def _describe_unannotated_types(
     """
     clauses = [
         f"{site} never annotates {_join_names(labels)}, which "
-        f"{_count_mentions_elsewhere(labels, types)}"
+        f"{_describe_mentions_elsewhere(labels, types)}"
         for site, labels in unannotated_types.items()
     ]
     num_unshown = len(clauses) - _MAX_CLAUSES
@@ -235,7 +235,7 @@ def _describe_unannotated_types(
     )
 
 
-def _count_mentions_elsewhere(
+def _describe_mentions_elsewhere(
     labels: Sequence[str], types: Mapping[str, Counter[str]]
 ) -> str:
     """Return which sites have mentions of some types, and how many, in words.
@@ -261,7 +261,7 @@ def _count_mentions_elsewhere(
 def _find_lacking_types(
     sites: Sequence[SiteFacts], types: Mapping[str, Counter[str]]
 ) -> list[str]:
-    """Return the types that a site lacks although it has notes enough to show them."""
+    """Return the types that a site lacks although it has enough notes to show them."""
     judged = [types[site.name] for site in _list_informative_sites(sites)]
     all_labels = {label for counts in types.values() for label in counts}
     return sorted(

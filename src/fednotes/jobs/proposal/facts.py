@@ -466,8 +466,8 @@ def _describe_files(root: Path, format: str | None, options: ReadOptions) -> _Fi
 def _list_formats_in_folder(folder: Path, encoding: str) -> str:
     """Return the formats of the notes in a folder, joined with commas.
 
-    Files that are not notes are ignored, in subfolders, too. So are text files if there
-    is another format, because they may be a licence or a description.
+    Subfolders are searched, too. Files that are not notes are ignored. So are texts if
+    there is another format, because they may be a licence or a description.
     """
     formats = set()
     for file in list_files(folder, recursive=True):
@@ -475,7 +475,7 @@ def _list_formats_in_folder(folder: Path, encoding: str) -> str:
             format = find_note_format(file, None, column=None, encoding=encoding)
         except DataError:
             continue  # not a file of notes
-        if format is not None:  # always so for a file
+        if format is not None:  # it is None only for a folder
             formats.add(format)
 
     formats_without_text = formats - {"text"}

@@ -123,8 +123,8 @@ class Workers:
         self._start = start
         # One worker on this machine is no faster than this process. On a cluster, it
         # may run on a better machine.
-        self._fewest = 2 if isinstance(place, ThisMachine) else 1
-        self._can_start = place.limit >= self._fewest
+        self._min_workers = 2 if isinstance(place, ThisMachine) else 1
+        self._can_start = place.limit >= self._min_workers
 
     @property
     def count(self) -> int:
@@ -238,12 +238,12 @@ class Workers:
     def _end_surplus(self, num_useful: int) -> None:
         """End the workers that will have no work.
 
-        If fewer than `_fewest` would be left, end all of them: this process is then as
-        fast by itself.
+        If fewer than `_min_workers` would be left, end all of them, because this
+        process is as fast without them.
         """
-        num_kept = num_useful if num_useful >= self._fewest else 0
-        surplus = self.all[num_kept:]
-        del self.all[num_kept:]
+        num_remaining = num_useful if num_useful >= self._min_workers else 0
+        surplus = self.all[num_remaining:]
+        del self.all[num_remaining:]
         end_workers(surplus)
 
 

@@ -52,9 +52,10 @@ def compute_limits(total: Total) -> dict[str, int]:
     """Return limits for the next sum of the same task, as exponents of two.
 
     A tensor's limit is 2^SPARE times its largest magnitude in the last total, rounded
-    up to a power of two. A tensor whose largest magnitude is zero, or outside
-    2^±(BITS / 2), has no limit here, so the default limit applies to it. The half
-    leaves ample room for the factor 2^SPARE, so that every limit lies within 2^±BITS.
+    up to a power of two. If the largest magnitude is not between 2^-(BITS / 2) and
+    2^(BITS / 2), for example zero, the result has no limit for the tensor, and the
+    default limit applies. Half of BITS leaves room for the factor 2^SPARE, so every
+    limit is between 2^-BITS and 2^BITS.
 
     The total is public, so limits reveal nothing more. If a site's values exceed the
     limits, the site refuses; only this refusal becomes known. The server can then

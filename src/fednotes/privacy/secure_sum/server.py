@@ -157,8 +157,8 @@ class SecureServer:
     def add_masked(self, message: MaskedMessage) -> None:
         """Check a site's masked update, and add it to the sum of its layout.
 
-        If sites send several layouts, there is a sum for each; `make_requests` chooses
-        the one of most sites.
+        If sites send different layouts, there is a sum for each layout. `make_requests`
+        chooses the sum with the most sites.
         """
         self._check_masked(message)
         layout_digest = message.layout.compute_digest()
@@ -283,7 +283,7 @@ class SecureServer:
         layout_digest = layout.compute_digest()
 
         # Two kinds of masks are still in the sum: the survivors' self masks, and their
-        # pair masks with sites that dropped out. Those of two survivors have cancelled.
+        # pair masks with sites that dropped out. Pair masks of two survivors cancel.
         cancelling_keys = []
         for site in self.survivors:
             self_key = derive_self_mask_key(
@@ -317,9 +317,10 @@ class SecureServer:
     ) -> list[tuple[bytes, int]]:
         """Return the keys that cancel the survivors' pair masks with a dropped site.
 
-        The two sites of a pair use the same mask with opposite signs, so that it
-        cancels in the sum. The dropped site's half is missing; the server adds it in
-        its place, with the dropped site's private key, rebuilt from the opened shares.
+        The two sites of a pair add the same mask with opposite signs, so that it
+        cancels in the sum. The dropped site did not add its mask, so the server adds it
+        instead. It derives the mask from the dropped site's private key, which it
+        rebuilds from the opened shares.
 
         Args:
             dropped: The dropped site.
@@ -600,8 +601,8 @@ class ServerChain:
         # `make_requests` began the phase "shares" only if enough sites had sent keys.
         if next_exchange is not None and next_exchange.phase == "shares":
             with suppress(TrainingError):  # too few sites sent shares
-                # Only to end the phase: the encrypted shares that this returns travel
-                # with the next task, for which the caller collects them again.
+                # This call only ends the phase. The encrypted shares that it returns
+                # travel with the next task, for which the caller collects them again.
                 next_exchange.collect_boxes()
                 self._current = next_exchange
                 self.number += 1

@@ -132,8 +132,9 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     places: dict[str, tuple[float, int]] = {}
 
     def find_place(job_id: str) -> tuple[float, int]:
-        """Return the place of a submission, after finding those of its origins."""
-        # A dictionary keeps the order and finds circles, which a forged history has.
+        """Return a submission's entry in `places`; first add those of its origins."""
+        # A dictionary keeps the order and reveals circles, which a forged history may
+        # contain.
         chain = {job_id: None}
         origin = find_origin(job_id)
         while origin in jobs_by_id and origin not in chain and origin not in places:

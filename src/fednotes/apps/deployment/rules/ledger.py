@@ -986,7 +986,7 @@ class _LineChecker:
         self._noted_number = noted_number
         # The hashes that the next line may name as the previous line's.
         self._previous_hashes: tuple[str, ...] = (FIRST,)
-        self._due = 1  # the next line's number
+        self._expected_number = 1  # of the next line
         self._jumps: list[_Jump] = []
         self._positions: dict[int, int] = {}  # a line's number -> its position
 
@@ -1008,7 +1008,7 @@ class _LineChecker:
             )
             # Either hash may be the correct one.
             self._previous_hashes = (digest, hash_in_line) if digest else ()
-            number = self._due
+            number = self._expected_number
         else:
             self._check_place(number, table.get("prev"))
             self._previous_hashes = (digest,)
@@ -1018,7 +1018,7 @@ class _LineChecker:
         if number > self.end:
             self.end = number
             self.hash = digest
-        self._due = number + 1
+        self._expected_number = number + 1
 
     def _check_place(self, number: int, previous_hash: object) -> None:
         """Record a jump or a fault if the newest line does not follow the one before.
@@ -1027,8 +1027,8 @@ class _LineChecker:
             number: The line's number.
             previous_hash: The hash that it names as the previous line's.
         """
-        if number != self._due:
-            self._jumps.append(_Jump(self.lines, self._due, number))
+        if number != self._expected_number:
+            self._jumps.append(_Jump(self.lines, self._expected_number, number))
         elif self._previous_hashes and previous_hash not in self._previous_hashes:
             self.faults.append(
                 Fault(
