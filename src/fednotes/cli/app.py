@@ -276,7 +276,7 @@ def _start_workers_early(context: typer.Context, work: str, workers: str) -> Non
 
 
 def _write_reports(out: Path, seeds: Sequence[int]) -> Path:
-    """Write the reports of a run's seeds, if any, and of the run; return the latter."""
+    """Write a report for each seed and one for the run; return the last one's path."""
     from fednotes.report.html import write_report
 
     for seed in seeds:

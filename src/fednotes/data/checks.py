@@ -810,10 +810,11 @@ def _group_by_note(documents: Iterable[Document]) -> dict[str, list[Document]]:
 def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
     """Return whether documents with the same id are the same note.
 
-    The id is trusted, unless it may be a mere file name: two hospitals may each have a
-    001.txt. It may be one if there are whole notes, and each of them has no mentions or
-    comes from brat. Then a text of one part must equal a text of the other part, or one
-    of the two must contain the other; at most `_MAX_TEXT_PAIRS` pairs are searched.
+    The id alone decides, unless it may be a mere file name: two hospitals may each have
+    a 001.txt. An id may be a file name if some of the documents are whole notes, and
+    each whole note has no mentions or comes from brat. Then the texts decide: a text of
+    one part must equal or contain one of the other part, in either direction. At most
+    `_MAX_TEXT_PAIRS` pairs are searched for a text that contains the other.
 
     Args:
         one: The documents with the id in one part.

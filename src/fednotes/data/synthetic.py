@@ -79,10 +79,12 @@ def make_lexicon(
         kinds = known["names"].get(slot.lower())
         if kinds is None:
             return str(known[slot][int(rng.integers(len(known[slot])))])
-        mark = rng.random() if len(kinds) > 1 else 0.0
-        # Each kind has an upper limit of the mark, a template and sometimes the
+        quantile = rng.random() if len(kinds) > 1 else 0.0
+        # Each kind has its cumulative probability, a template and sometimes the
         # probability of a course ("acute").
-        template, *course_chance = next(kind[1:] for kind in kinds if mark < kind[0])
+        template, *course_chance = next(
+            kind[1:] for kind in kinds if quantile < kind[0]
+        )
         name = re.sub(r"\{(\w+)\}", lambda match: draw(match[1]), template)
         if course_chance and rng.random() < course_chance[0]:
             name = f"{draw('course')} {name}"

@@ -128,8 +128,8 @@ def encode_tags(
     if not ordered:
         return ids, Alignment()
 
-    # Look the table up once: each look-up in the cache compares the whole tag set, and
-    # this may have thousands of types.
+    # Look the table up only once: each look-up in the cache compares the whole tag set,
+    # which may have thousands of types.
     table = _make_tag_table(tagset)
     starts = tokens[:, 0]
     ends = tokens[:, 1]

@@ -178,17 +178,18 @@ class SubWords:
             ids, mask = frame.make_rows(
                 self.ids, self.first[windows], self.size[windows], device
             )
-            # The members of each window, low:high.
+            # Each window uses only the members low:high; the sub-words around them are
+            # read as context.
             low, high = np.searchsorted(self.place, self.keep[windows].T)
-            used = concatenate_ranges(low, high - low)
+            members = concatenate_ranges(low, high - low)
             row = np.repeat(np.arange(len(windows)), high - low)
-            column = self.place[used] - self.first[windows][row] + len(frame.prefix)
+            column = self.place[members] - self.first[windows][row] + len(frame.prefix)
             yield WindowGroup(
                 ids=ids,
                 mask=mask,
                 at=row * ids.shape[1] + column,
-                token=self.word[used],
-                share=self.share[used],
+                token=self.word[members],
+                share=self.share[members],
                 sentence=owner[group][row],
             )
 

@@ -677,7 +677,8 @@ class OpenedSums:
     def require(self, question: bytes, survivors: Sequence[str]) -> None:
         """Check that the sum of a question may be opened over these sites.
 
-        The difference of two sums over different sites would be the part of a few.
+        Otherwise the server could subtract two sums over different sites and obtain the
+        part of a few sites.
 
         Raises:
             RefusedError: The sum was opened over other sites before.

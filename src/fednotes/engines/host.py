@@ -636,9 +636,10 @@ def _count_state_bytes(state: State) -> int:
 def may_pass(error: Exception) -> bool:
     """Return whether the same request may succeed later.
 
-    It may succeed after an error of the disk, such as a full one, and after a refusal
-    whose rule says so (`later`).
+    It may succeed after a file error, such as a full disk, and after a refusal whose
+    `later` is true.
     """
+    # A file that cannot be read or written raises OSError or FednotesError itself.
     is_disk_error = type(error) is FednotesError or isinstance(error, OSError)
     return is_disk_error or bool(getattr(error, "later", False))
 

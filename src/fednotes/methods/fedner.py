@@ -400,9 +400,9 @@ class Site(MentionSite):
                 (`keep_first_sum`).
         """
         del tensors
-        own = self.reported_examples
-        self._all_examples = keep_first_sum(self._all_examples, examples, own)
-        self.share = compute_batch_share(own, self._all_examples, self.config)
+        size = self.reported_examples
+        self._all_examples = keep_first_sum(self._all_examples, examples, size)
+        self.share = compute_batch_share(size, self._all_examples, self.config)
         return Update(metrics={"share": self.share})
 
     # Training.

@@ -413,7 +413,8 @@ class Site(finetune.Site):
     def finish(self, tensors: Tensors, *, threshold: float = 0.0) -> Update:
         """Distil the mixture into the federated model, then test and save it.
 
-        The scores also have those of "own", "federated" and "mix".
+        Without differential privacy, `scores["parts"]` has the test scores of "own",
+        "federated" and "mix" before the distillation.
         """
         self.take_threshold(threshold)
         self.load_kept(tensors)

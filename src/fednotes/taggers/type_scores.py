@@ -196,8 +196,8 @@ def find_best_candidates(
         (candidates, 4) as in `score_spans`, and (candidates,) scores.
     """
     sentences, steps, types, _ = probabilities.shape
-    most_of_type = sentences * steps * min(steps, MAX_ENDS)
-    types_in_block = max(1, _MAX_CANDIDATES // most_of_type)
+    max_per_type = sentences * steps * min(steps, MAX_ENDS)
+    types_in_block = max(1, _MAX_CANDIDATES // max_per_type)
     best = np.zeros((0, 4), np.int64)
     best_scores = np.zeros(0)
     for start in range(0, types, types_in_block):

@@ -409,11 +409,11 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
 
 
 def keep_first_sum(known: int, examples: int, size: int) -> int:
-    """Return the total by which a site divides mini-batches: the first one received.
+    """Return the number of examples of all sites that the server sent first.
 
-    The server sends this number. If a site checked or used every number, the server
-    could try different numbers and infer the site's number of examples from its
-    replies.
+    A site divides its own number of examples by this number to get its part of a
+    mini-batch. If the site checked or used each number that the server sends, the
+    server could try different numbers and infer the site's own number from the replies.
 
     Args:
         known: The result of the first call in a run; 0 before it.

@@ -420,15 +420,15 @@ class SubWordFeatures:
             ids.setdefault(note.patient, array("i")).extend(map(int, sub_words))
             lengths.setdefault(note.patient, []).append(len(sub_words))
 
-        of_patients = [np.array(each, np.int32) for each in ids.values()]
+        ids_by_patient = [np.array(each, np.int32) for each in ids.values()]
         values = SubWords(
-            np.concatenate([np.zeros(0, np.int32), *of_patients]),
+            np.concatenate([np.zeros(0, np.int32), *ids_by_patient]),
             compute_offsets([size for each in lengths.values() for size in each]),
             offsets=compute_offsets([len(each) for each in lengths.values()]),
             width=self.space.width,
         )
-        without = int((values.sizes == 0).sum())
-        counts = {"left_out": 0, "without_features": without}
+        num_without_words = int((values.sizes == 0).sum())
+        counts = {"left_out": 0, "without_features": num_without_words}
         return PatientInputs(tuple(ids), values, counts)
 
     def compute_note_features(self, text: str) -> NoteFeatures:

@@ -74,7 +74,7 @@ def make_origin_finder(text: str) -> Callable[[int, int], tuple[int, int]] | Non
 
     Returns:
         A function that maps a start and end in the plain text to those in `text`; None
-        if all positions are equal.
+        if the positions are the same in both texts.
     """
     if text.isascii() or all(len(_CHARACTERS[ord(c)]) == 1 for c in set(text)):
         return None

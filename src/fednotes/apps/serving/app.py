@@ -212,8 +212,8 @@ def _read_fhir(resource: dict[str, Any]) -> tuple[list[Any], list[str]]:
     """
     resources: list[Any] = []
     texts: list[str] = []
-    # The response repeats the resource, and cannot be encoded if this contains a lone
-    # surrogate, as a JSON escape can.
+    # The response repeats the resource. A JSON escape can produce a lone surrogate,
+    # which UTF-8 cannot encode.
     require_unicode("the resource", json.dumps(resource, ensure_ascii=False))
     try:
         for each in fhir.list_resources(resource):

@@ -507,8 +507,8 @@ def make_document_lines(documents: Iterable[Document]) -> Iterator[list[str]]:
     Tabs separate the columns, and a line `# newdoc id = …` precedes each document.
 
     Raises:
-        DataError: A type would begin another column or line. A model of a stranger
-            could add tokens and sentences in this way.
+        DataError: A type contains a tab or a line end. A model from an untrusted source
+            could otherwise add tokens and sentences through its types.
     """
     for document in documents:
         types = tuple(sorted({span.label for span in document.spans}))

@@ -466,8 +466,9 @@ def _describe_files(root: Path, format: str | None, options: ReadOptions) -> _Fi
 def _list_formats_in_folder(folder: Path, encoding: str) -> str:
     """Return the formats of the notes in a folder, joined with commas.
 
-    Subfolders are searched, too. Files that are not notes are ignored. So are texts if
-    there is another format, because they may be a licence or a description.
+    Subfolders are searched, too. Files that are not notes are ignored. If there is
+    another format, plain-text files are also ignored, because they may be a licence or
+    a description.
     """
     formats = set()
     for file in list_files(folder, recursive=True):

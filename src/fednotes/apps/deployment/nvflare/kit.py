@@ -132,9 +132,9 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     places: dict[str, tuple[float, int]] = {}
 
     def find_place(job_id: str) -> tuple[float, int]:
-        """Return a submission's entry in `places`; first add those of its origins."""
-        # A dictionary keeps the order and reveals circles, which a forged history may
-        # contain.
+        """Add a submission and its origins to `places`; return its own entry."""
+        # From the submission to its origins. A dictionary keeps this order and reveals
+        # a circle, which a forged history may contain.
         chain = {job_id: None}
         origin = find_origin(job_id)
         while origin in jobs_by_id and origin not in chain and origin not in places:
