@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,11 @@ from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.jobs.causes import Cause, Setting
 from fednotes.jobs.diagnosis.evidence import read_run_evidence
 from fednotes.jobs.diagnosis.gain import find_gain_causes
+from fednotes.jobs.diagnosis.learning import find_learning_causes
 from fednotes.jobs.diagnosis.next_run import find_command
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.mention_causes import (
+    find_data_causes,
     find_missed_types,
     find_threshold_causes,
 )
@@ -755,6 +758,43 @@ def test_a_site_whose_loss_stays_far_above_the_others_is_reported(
         cause = find(diagnosis, "sites_odd")
         assert cause.where == "c"
         assert values(cause)["training.aggregation"] == "median"
+
+
+def test_many_sites_are_compared_in_linear_time(
+    changed: Callable[..., fn.Diagnosis],
+) -> None:
+    """The metrics of a damaged run may name any number of sites."""
+    sites = {f"s{number}": {"loss": 2.0, "f1": 0.7} for number in range(20_000)}
+    sites["c"] = {"loss": 9.0, "f1": 0.1}
+    start = time.process_time()
+    assert find(changed((0.5,), sites=sites), "sites_odd").where == "c"
+    assert time.process_time() - start < 30  # it was over ten minutes
+
+
+def test_many_parts_are_diagnosed_in_linear_time(good_run: Path) -> None:
+    run = read_run_evidence(good_run)
+    entries = [
+        {"part": f"p{place // 3}", "round": place % 3, "loss": 1.0 + 9 * (place % 3)}
+        for place in range(90_000)
+    ]
+    start = time.process_time()
+    (cause, *_) = find_learning_causes(replace(run, entries=entries))
+    assert cause.code == "diverged"
+    assert time.process_time() - start < 30  # it was several minutes
+
+
+def test_counts_of_many_sites_are_diagnosed_in_linear_time(good_run: Path) -> None:
+    """The record of a damaged run may have counts of any number of sites."""
+    job = read_run_evidence(good_run).job
+    counts = {"words": 100, "longest": 5, "long": 0, "sentences": 9}
+    facts = {
+        f"s{n}": {**counts, "mentions": {f"t{n}": 30}, "test_mentions": {f"q{n}": 3}}
+        for n in range(2000)
+    }
+    start = time.process_time()
+    causes = [cause.code for cause in find_data_causes(job, facts)]
+    assert causes.count("types_untrained") == 2000
+    assert time.process_time() - start < 30  # it was hours
 
 
 def test_evidence_of_a_single_round_is_of_low_importance(

@@ -19,6 +19,7 @@ import fednotes as fn
 from fednotes.core.errors import ConfigError, DataError, MissingExtra, ParameterError
 from fednotes.data.formats import FORMATS
 from fednotes.data.synthetic import generate, write_sites
+from fednotes.jobs.label_maps import KnownNames
 from fednotes.jobs.proposal import (
     Choices,
     find_label_maps,
@@ -284,6 +285,25 @@ def test_names_of_many_entity_types_are_compared_in_linear_time() -> None:
     assert (proposed.site, proposed.old) == ("skin", "acute heart disorder7")
     assert proposed.new == "heart disorder7"
     assert time.process_time() - start < 20  # it was ten minutes
+
+
+def test_names_of_many_sites_are_compared_in_linear_time() -> None:
+    labels = {f"s{number}": {f"disorder{number}": 1} for number in range(4000)}
+    labels["a"] = {"acute disorder7": 1}
+    start = time.process_time()
+    (proposed,) = find_label_maps(labels)
+    assert (proposed.site, proposed.new) == ("a", "disorder7")
+    assert time.process_time() - start < 20  # it was over a minute
+
+
+def test_names_that_no_site_has_are_compared_with_those_of_all_sites() -> None:
+    names = KnownNames({"one": {"Drug": 5}, "two": {"Disease": 3, "Dose": 1}})
+    new = {"DRUGS": 2, "Disease_disorder": 1, "strong dose": 1, "Place": 1}
+    proposed = {each.old: each for each in names.map_new_names("two", new)}
+    assert proposed.keys() == {"DRUGS"}  # the site has the two broader names itself
+    assert (proposed["DRUGS"].new, proposed["DRUGS"].is_active) == ("Drug", True)
+    (broader,) = names.map_new_names("one", {"Disease_disorder": 1})
+    assert (broader.new, broader.is_active) == ("Disease", False)
 
 
 # ---- decisions -----------------------------------------------------------------------

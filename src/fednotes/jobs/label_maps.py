@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -53,22 +54,127 @@ def find_label_maps(
     Args:
         types: Number of mentions by entity type, for each site.
     """
-    spelling_maps = list(_map_spellings(types))
+    names = KnownNames(types)
+    spelling_maps = list(names.map_spellings())
     mapped_names = {(proposal.site, proposal.old) for proposal in spelling_maps}
-    return (*spelling_maps, *_map_to_broader_names(types, mapped_names))
+    broader_maps = names.map_to_broader_names(mapped_names)
+    return (*spelling_maps, *broader_maps)
 
 
-def _map_spellings(types: Mapping[str, Mapping[str, int]]) -> Iterator[LabelMap]:
-    """Yield proposals for names that differ only in spelling."""
-    names_by_spelling: defaultdict[str, list[_Name]] = defaultdict(list)
-    for site, counts in types.items():
-        for label, mentions in counts.items():
-            spelling = "".join(_split_into_words(label))
-            names_by_spelling[spelling].append(_Name(site, label, mentions))
-    for spelling, names in names_by_spelling.items():
-        has_variants = len({name.label for name in names}) > 1
-        if spelling and has_variants:
-            yield from _map_to_most_common(names)
+class KnownNames:
+    """The names that sites give to entity types.
+
+    Names are looked up by their words, so that the time grows with their number and not
+    with that of pairs of sites or of names.
+
+    Args:
+        types: Number of mentions by entity type, for each site.
+    """
+
+    def __init__(self, types: Mapping[str, Mapping[str, int]]) -> None:
+        self._types = types
+        self._mentions: Counter[str] = Counter()  # at all sites
+        self._sites: Counter[str] = Counter()  # number of sites that use a name
+        self._by_spelling: defaultdict[str, list[_Name]] = defaultdict(list)
+        for site, counts in types.items():
+            self._mentions.update(counts)
+            self._sites.update(counts.keys())
+            for label, mentions in counts.items():
+                name = _Name(site, label, mentions)
+                self._by_spelling[_join_words(label)].append(name)
+        # The name of some words with the most mentions.
+        self._best_of_words: dict[tuple[str, ...], str] = {}
+        for label in sorted(self._mentions, key=self._rank):
+            self._best_of_words[_split_into_words(label)] = label
+        self._lengths = sorted({len(words) for words in self._best_of_words} - {0})
+
+    def _rank(self, label: str) -> tuple[int, str]:
+        """Return the sort key of a name, the largest of which is proposed."""
+        return self._mentions[label], label
+
+    def map_spellings(self) -> Iterator[LabelMap]:
+        """Yield proposals for names that differ only in spelling."""
+        for spelling, names in self._by_spelling.items():
+            yield from _map_variants(spelling, names)
+
+    def map_to_broader_names(
+        self, mapped_names: set[tuple[str, str]]
+    ) -> Iterator[LabelMap]:
+        """Yield proposals for names with all words of a broader name at one end.
+
+        The broader name is one of another site. A site that has both names
+        distinguishes the two, so nothing is proposed; nor is anything for a name that
+        other sites have too. Of several broader names, the one with the most mentions
+        is proposed.
+
+        Args:
+            mapped_names: The site and name of earlier proposals.
+        """
+        for site, counts in self._types.items():
+            lone = [
+                label
+                for label in counts
+                if self._sites[label] == 1 and (site, label) not in mapped_names
+            ]
+            yield from self._map_lone_names(site, lone, counts)
+
+    def map_new_names(self, site: str, new: Mapping[str, int]) -> Iterator[LabelMap]:
+        """Yield proposals for further names of a site, which no site has so far.
+
+        Args:
+            site: The site.
+            new: Number of mentions by further name.
+        """
+        by_spelling: defaultdict[str, list[_Name]] = defaultdict(list)
+        for label, mentions in new.items():
+            by_spelling[_join_words(label)].append(_Name(site, label, mentions))
+        mapped_names = set()
+        for spelling, names in by_spelling.items():
+            known = self._by_spelling.get(spelling, [])
+            for proposal in _map_variants(spelling, [*known, *names]):
+                if proposal.site == site and proposal.old in new:
+                    mapped_names.add(proposal.old)
+                    yield proposal
+        lone = [label for label in new if label not in mapped_names]
+        labels_here = [*self._types.get(site, {}), *new]
+        yield from self._map_lone_names(site, lone, labels_here)
+
+    def _map_lone_names(
+        self, site: str, lone: Iterable[str], labels_here: Iterable[str]
+    ) -> Iterator[LabelMap]:
+        """Yield proposals for names that only one site has; see above.
+
+        Args:
+            site: The site.
+            lone: The names.
+            labels_here: All names of the site.
+        """
+        spellings_here = set(map(_join_words, labels_here))
+        for label in lone:
+            words = _split_into_words(label)
+            # Names of equal words have equal spellings, so the site has all or none of
+            # them, and the number of their mentions is that at other sites.
+            broader = [
+                self._best_of_words[part]
+                for length in self._lengths
+                if length < len(words)
+                for part in (words[:length], words[-length:])
+                if part in self._best_of_words and "".join(part) not in spellings_here
+            ]
+            if broader:
+                most_used = max(broader, key=self._rank)
+                reason = (
+                    f"contains all words of {most_used!r} and may be narrower: decide "
+                    "whether they are the same"
+                )
+                yield LabelMap(site, label, most_used, reason, is_active=False)
+
+
+def _map_variants(spelling: str, names: list[_Name]) -> Iterator[LabelMap]:
+    """Yield proposals for the names of a spelling, if there are several."""
+    has_variants = len({name.label for name in names}) > 1
+    if spelling and has_variants:
+        yield from _map_to_most_common(names)
 
 
 def _map_to_most_common(names: list[_Name]) -> Iterator[LabelMap]:
@@ -107,74 +213,12 @@ def _find_most_common_label(names: list[_Name]) -> str:
     )
 
 
-def _map_to_broader_names(
-    types: Mapping[str, Mapping[str, int]], mapped_names: set[tuple[str, str]]
-) -> Iterator[LabelMap]:
-    """Yield proposals for names that begin or end with all words of a broader name.
-
-    The broader name is one of another site. A site that has both names distinguishes
-    the two, so nothing is proposed; nor is anything for a name that other sites have
-    too. Of several broader names, the one with the most mentions is proposed.
-
-    Args:
-        types: As in `find_label_maps`.
-        mapped_names: The site and name of earlier proposals.
-    """
-    for site, counts in types.items():
-        labels_elsewhere: Counter[str] = Counter()
-        for other_site, other_counts in types.items():
-            if other_site != site:
-                labels_elsewhere.update(other_counts)
-        spellings_here = {"".join(_split_into_words(label)) for label in counts}
-        broader_labels = _BroaderLabels(
-            label
-            for label in sorted(
-                labels_elsewhere, key=lambda name: (labels_elsewhere[name], name)
-            )
-            if "".join(_split_into_words(label)) not in spellings_here
-        )
-        for label in counts:
-            if (site, label) in mapped_names or label in labels_elsewhere:
-                continue
-            most_used = broader_labels.find(label)
-            if most_used is None:
-                continue
-            reason = (
-                f"contains all words of {most_used!r} and may be narrower: decide "
-                "whether they are the same"
-            )
-            yield LabelMap(site, label, most_used, reason, is_active=False)
+def _join_words(label: str) -> str:
+    """Return the words of a name without the spaces between them."""
+    return "".join(_split_into_words(label))
 
 
-class _BroaderLabels:
-    """Finds the last of some names with whose words a longer name begins or ends.
-
-    Names are looked up by their words, so that the time grows with their number and not
-    with its square.
-
-    Args:
-        labels: The names, in ascending order of preference.
-    """
-
-    def __init__(self, labels: Iterable[str]) -> None:
-        self._rank_of_words: dict[tuple[str, ...], int] = {}
-        self._labels = list(labels)
-        for rank, label in enumerate(self._labels):
-            self._rank_of_words[_split_into_words(label)] = rank
-        self._lengths = sorted({len(words) for words in self._rank_of_words} - {0})
-
-    def find(self, label: str) -> str | None:
-        """Return the last name whose words begin or end a longer name, or None."""
-        words = _split_into_words(label)
-        best_rank = -1
-        for length in self._lengths:
-            if length >= len(words):
-                break
-            for part in (words[:length], words[-length:]):
-                best_rank = max(best_rank, self._rank_of_words.get(part, -1))
-        return None if best_rank < 0 else self._labels[best_rank]
-
-
+@lru_cache(maxsize=2**14)  # a name occurs at many sites
 def _split_into_words(label: str) -> tuple[str, ...]:
     """Return the words of a name in the singular, without case and punctuation."""
     words = re.split(r"[\W_]+", _HUMP.sub(" ", label).casefold())

@@ -20,7 +20,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fednotes.core.cleaning import clean_to_one_line
-from fednotes.core.errors import FednotesError
+from fednotes.core.errors import DataError, FednotesError
 from fednotes.core.parsing import as_mapping, find_number
 from fednotes.core.settings import require_path
 from fednotes.core.store import write_out, write_text
@@ -67,6 +67,8 @@ _MAX_OPEN_SITES = 3  # with more sites, their disease tables are collapsed
 _DISEASE_MEASURES = ("precision", "recall", "f1", "auroc")
 _CLASSES = ("present", "absent", "questionable")
 _POOLED = "pooled"  # stands for all sites in lines of the pooled condition
+# A run of fednotes has up to five conditions. Pages have a column for each.
+_MAX_CONDITIONS = 100
 _MAX_PANELS = 24  # sites with curves of their own; the tables show all sites
 _MAX_POINTS = 300  # maximum number of points drawn for a curve
 _MAX_ROWS = 60  # maximum number of rows in a table of curves
@@ -307,6 +309,12 @@ class _Page:
         used = set(map(_get_condition, lines))
         for site in (*result.sites.values(), result.mean):
             used.update(site)
+        if len(used) > _MAX_CONDITIONS:
+            raise DataError(
+                f"the files of this run name {len(used):,} conditions, and a page "
+                f"shows at most {_MAX_CONDITIONS}: the run's folder is damaged; copy "
+                "it again"
+            )
         known = [condition for condition in CONDITIONS if condition in used]
         self.conditions = [*known, *sorted(used - set(CONDITIONS))]
 
@@ -746,17 +754,18 @@ class _Page:
         percent, with one decimal.
         """
         has_percent = path[-1] in _CURVE_SCORES
-        curves: list[Series] = []
-        for style, condition in enumerate(self.conditions):
-            points = {}
-            for line in lines:
-                value = find_number(line, *path)
-                if _get_condition(line) == condition and value is not None:
-                    shown_value = round(100 * value, 1) if has_percent else value
-                    points[float(line["round"]) + 1] = shown_value
-            if points:
-                curves.append((condition, style, sorted(points.items())))
-        return curves
+        by_condition: dict[str, dict[float, float]] = {}
+        for line in lines:
+            value = find_number(line, *path)
+            if value is not None:
+                shown_value = round(100 * value, 1) if has_percent else value
+                points = by_condition.setdefault(_get_condition(line), {})
+                points[float(line["round"]) + 1] = shown_value
+        return [
+            (condition, style, sorted(by_condition[condition].items()))
+            for style, condition in enumerate(self.conditions)
+            if condition in by_condition
+        ]
 
 
 def _list_diseases(groups: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[str]:

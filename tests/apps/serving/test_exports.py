@@ -58,6 +58,17 @@ def test_the_exported_pipeline_finds_the_mentions_of_predict(
     assert settings["model_max_length"] == 30
 
 
+def test_a_huge_card_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A file with holes can have any size in an archive of a few kilobytes."""
+    bert = save_encoder(tmp_path / "bert", "BertForMaskedLM")
+    save_model(build(bert, TAGS), tmp_path / "model")
+    with open(tmp_path / "model" / "README.md", "wb") as card:
+        card.truncate(2**40)
+    with pytest.raises(FednotesError, match=r"README\.md: over 67,108,864 bytes"):
+        export(tmp_path / "model", "hf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_unsupported_kind_of_model_is_refused_by_name(tmp_path: Path) -> None:
     save_model(build_model(MODEL, TAGS, 1), tmp_path / "model")
     with pytest.raises(FednotesError, match="fednotes export onnx"):

@@ -45,12 +45,14 @@ _SHOWN = 6  # number of values of a curve that evidence shows
 def find_learning_causes(run: RunEvidence) -> Iterator[Cause]:
     """Yield the causes that the learning curves of a run show."""
     curves = run.curves
-    diverged = [curve for curve in curves if _has_diverged(curve)]
+    diverged: list[Curve] = []
+    others: list[Curve] = []
+    for curve in curves:
+        (diverged if _has_diverged(curve) else others).append(curve)
     if diverged or run.failure.get("diverged"):
         yield _describe_divergence(run, diverged)
     elif run.failure:
         yield _describe_failure(run)
-    others = [curve for curve in curves if curve not in diverged]
     for measure in dict.fromkeys(curve.measure for curve in others):
         comparable = [curve for curve in others if curve.measure == measure]
         # The federated curves decide, if there are any: the federated model may have

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
@@ -121,7 +122,7 @@ def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
     scores = _average_by_site(evaluations, "f1")
     if len(losses) < FEWEST_SITES:
         return
-    odd = [site for site in losses if _is_odd(site, losses, scores)]
+    odd = _list_odd(losses, scores)
     if not odd:
         return
     yield Cause(
@@ -150,19 +151,39 @@ def _find_odd_sites(run: RunEvidence) -> Iterator[Cause]:
     )
 
 
-def _is_odd(
-    site: str, losses: Mapping[str, float], scores: Mapping[str, float]
-) -> bool:
-    """Return whether a site's loss is far above, and its score far below, the others'.
+def _list_odd(losses: Mapping[str, float], scores: Mapping[str, float]) -> list[str]:
+    """Return the sites whose loss is far above, and score far below, the others'.
 
     Long sentences make a loss high, but not a score low.
     """
-    others = [name for name in losses if name != site]
-    usual_loss = median(losses[name] for name in others)
-    usual_score = median(scores.get(name, 0.0) for name in others)
-    has_high_loss = losses[site] >= ODD_LOSS * usual_loss > 0
-    has_low_score = scores.get(site, 0.0) < ODD_SCORE * usual_score
-    return has_high_loss and has_low_score
+    known_scores = {site: scores.get(site, 0.0) for site in losses}
+    sorted_losses = sorted(losses.values())
+    sorted_scores = sorted(known_scores.values())
+    odd = []
+    for site, loss in losses.items():
+        score = known_scores[site]
+        usual_loss = _find_median_of_others(sorted_losses, loss)
+        usual_score = _find_median_of_others(sorted_scores, score)
+        has_high_loss = loss >= ODD_LOSS * usual_loss > 0
+        if has_high_loss and score < ODD_SCORE * usual_score:
+            odd.append(site)
+    return odd
+
+
+def _find_median_of_others(values: Sequence[float], own: float) -> float:
+    """Return the median of all values but one.
+
+    Args:
+        values: At least two values in ascending order, which are not sorted again for
+            each site: a damaged file may name very many.
+        own: The value to leave out.
+    """
+    left_out = bisect_left(values, own)
+    num_others = len(values) - 1
+    low = (num_others - 1) // 2
+    high = num_others // 2
+    # The values after the one that is left out move up by one place.
+    return median(values[place + (place >= left_out)] for place in (low, high))
 
 
 def _list_robust(job: Job) -> Iterator[Setting]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from fednotes.core.parsing import as_mapping
@@ -24,7 +25,7 @@ from fednotes.jobs.causes import (
     limit_importance,
 )
 from fednotes.jobs.job import Job
-from fednotes.jobs.label_maps import LabelMap, find_label_maps
+from fednotes.jobs.label_maps import KnownNames, LabelMap, find_label_maps
 from fednotes.jobs.settings_to_try import list_longer_training, list_personal_settings
 from fednotes.jobs.unshared_types import find_common_types
 from fednotes.privacy.units import group_documents
@@ -51,6 +52,8 @@ LENGTH_STEP = 64
 # With fewer training mentions of all types together, a site hardly changes the model
 # and its scores say little.
 SMALL_SITE = 50
+# More label maps of one cause nobody reads; each site may have such a cause.
+MAX_MAPS = 100
 
 # A threshold is wrong if the numbers of predicted and of annotated mentions differ by
 # more than this factor.
@@ -151,6 +154,8 @@ def find_missed_types(
             real sites.
     """
     training = _read_mention_counts(facts)
+    total = _sum_over_sites(training.values())
+    maps = find_label_maps(training)
     for site, by_condition in scores.items():
         condition = _find_condition(by_condition)
         if condition is None:
@@ -177,10 +182,10 @@ def find_missed_types(
             limit_importance(importance, support),
             f"{site}, {condition}",
             f"{len(missed)} of {format_count(len(tested), 'type')} {verb} F1 0: "
-            f"{_list_missed(missed, site, training)}",
-            "; ".join(_list_remedies(missed, site, training)),
+            f"{_list_missed(missed, training.get(site), total)}",
+            "; ".join(_list_remedies(missed, site, training, total=total)),
             evidence=(_make_support_evidence(missed),),
-            settings=tuple(_list_type_settings(job, missed, training)),
+            settings=tuple(_list_type_settings(job, missed, maps, total=total)),
         )
 
 
@@ -193,7 +198,11 @@ def _find_condition(scores: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _list_missed(missed: Mapping[str, Any], site: str, training: _MentionCounts) -> str:
+def _list_missed(
+    missed: Mapping[str, Any],
+    training: Mapping[str, int] | None,
+    total: Counter[str],
+) -> str:
     """Return the missed types with remarks, those with most test mentions first.
 
     Only the first type has the site's training mentions in words, to keep the list
@@ -201,15 +210,14 @@ def _list_missed(missed: Mapping[str, Any], site: str, training: _MentionCounts)
 
     Args:
         missed: The missed types, with their scores on the site's test data.
-        site: The site.
-        training: Training mentions; without those of the site if they are unknown.
+        training: The site's training mentions; None if they are unknown.
+        total: Training mentions at all sites together.
     """
-    total = _sum_over_sites(training.values())
     types: list[str] = []
     for label in _sort_by_support(missed):
         details = []
-        if site in training:
-            share = f"{training[site].get(label, 0)} of {total[label]}"
+        if training is not None:
+            share = f"{training.get(label, 0)} of {total[label]}"
             if not types:
                 share = f"this site has {share} training mentions"
             details.append(share)
@@ -235,7 +243,11 @@ def _sort_by_support(missed: Mapping[str, Any]) -> list[str]:
 
 
 def _list_remedies(
-    missed: Mapping[str, Any], site: str, training: _MentionCounts
+    missed: Mapping[str, Any],
+    site: str,
+    training: _MentionCounts,
+    *,
+    total: Counter[str],
 ) -> Iterator[str]:
     """Yield what a user can do so that the missed types are found.
 
@@ -243,11 +255,11 @@ def _list_remedies(
         missed: The missed types, with their scores on the site's test data.
         site: The site.
         training: Training mentions; without those of the site if they are unknown.
+        total: Training mentions at all sites together.
     """
     if site not in training:
         yield "train longer, or annotate more mentions"
         return
-    total = _sum_over_sites(training.values())
     if any(total[label] == 0 for label in missed):
         yield (
             "give types without training mentions their names in the training data "
@@ -255,10 +267,10 @@ def _list_remedies(
         )
     if any(total[label] > 0 for label in missed):
         yield "train longer, or annotate more mentions"
-    others = _sum_over_sites(
-        counts for other, counts in training.items() if other != site
+    is_lone = any(
+        total[label] > 0 and total[label] == training[site].get(label, 0)
+        for label in missed
     )
-    is_lone = any(total[label] > 0 and others[label] == 0 for label in missed)
     if len(training) > 1 and is_lone:
         yield (
             "a type that only this site annotates may have another name at other sites "
@@ -267,16 +279,22 @@ def _list_remedies(
 
 
 def _list_type_settings(
-    job: Job, missed: Mapping[str, Any], training: _MentionCounts
+    job: Job,
+    missed: Mapping[str, Any],
+    maps: Iterable[LabelMap],
+    *,
+    total: Counter[str],
 ) -> Iterator[Setting]:
-    """Yield label maps for missed types with similar names, then longer training."""
-    maps = [
-        each
-        for each in find_label_maps(training)
-        if each.old in missed or each.new in missed
-    ]
-    yield from _list_label_maps(job, maps)
-    total = _sum_over_sites(training.values())
+    """Yield label maps for missed types with similar names, then longer training.
+
+    Args:
+        job: The job.
+        missed: The missed types of a site.
+        maps: Proposals for the types of all sites.
+        total: Training mentions at all sites together.
+    """
+    fitting = (each for each in maps if each.old in missed or each.new in missed)
+    yield from _list_label_maps(job, list(islice(fitting, MAX_MAPS)))
     if any(total[label] >= RARE for label in missed):
         yield from list_longer_training(job)
 
@@ -441,16 +459,16 @@ def _find_unmapped_types(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
     maps = find_label_maps(counts)
     alike = {(each.site, each.old) for each in maps}
     targets = {each.new for each in maps}
+    num_sites = Counter(label for of_site in counts.values() for label in of_site)
     for site, config in job.sites.items():
-        others = _sum_over_sites(
-            of_site for other, of_site in counts.items() if other != site
-        )
-        if not others or not config.label_map:
+        own = counts.get(site, {})
+        others_have_types = num_sites.total() > len(own)
+        if not others_have_types or not config.label_map:
             continue
         lone = {
             label: number
-            for label, number in counts.get(site, {}).items()
-            if label not in others
+            for label, number in own.items()
+            if num_sites[label] == 1
             and label not in targets
             and (site, label) not in alike
         }
@@ -488,6 +506,7 @@ def _find_untrained_types(
 ) -> Iterator[Cause]:
     """Yield types of the test data that no site has in its training data."""
     everywhere = _sum_over_sites(counts.values())
+    known_names = KnownNames(counts)
     for site, of_site in facts.items():
         tested = as_mapping(of_site.get("test_mentions"))
         unknown = {
@@ -499,12 +518,7 @@ def _find_untrained_types(
         is_large = untrained >= UNTRAINED_SHARE * sum(tested.values())
         verb = "has" if len(unknown) == 1 else "have"
         # The untrained types take part in the search for similar names.
-        at_site = {**counts.get(site, {}), **unknown}
-        maps = [
-            each
-            for each in find_label_maps({**counts, site: at_site})
-            if each.old in unknown
-        ]
+        maps = list(known_names.map_new_names(site, unknown))
         yield Cause(
             "types_untrained",
             limit_importance("high" if is_large else "medium", untrained),
@@ -569,8 +583,8 @@ def _find_densities(
     """Yield types that one site annotates much more often than another."""
     words = {site: int(facts[site].get("words", 0)) for site in counts}
     extremes = {}
-    for label in _sum_over_sites(counts.values()):
-        densities = _find_extreme_densities(label, counts, words)
+    for label, of_type in _group_by_type(counts).items():
+        densities = _find_extreme_densities(of_type, words)
         if densities:
             extremes[label] = densities
     if not extremes:
@@ -604,14 +618,22 @@ def _find_densities(
     )
 
 
+def _group_by_type(counts: _MentionCounts) -> dict[str, dict[str, int]]:
+    """Return the number of training mentions: type → site → number."""
+    by_type: dict[str, dict[str, int]] = {}
+    for site, of_site in counts.items():
+        for label, number in of_site.items():
+            by_type.setdefault(label, {})[site] = number
+    return by_type
+
+
 def _find_extreme_densities(
-    label: str, counts: _MentionCounts, words: Mapping[str, int]
+    mentions: Mapping[str, int], words: Mapping[str, int]
 ) -> dict[str, float]:
     """Return the highest and the lowest density of a type, by site.
 
     Args:
-        label: The type.
-        counts: Training mentions.
+        mentions: The type's training mentions, by site.
         words: Each site's number of words.
 
     Returns:
@@ -619,9 +641,9 @@ def _find_extreme_densities(
         the type has too few mentions to compare them.
     """
     densities = {
-        site: 1000 * of_site[label] / words[site]
-        for site, of_site in counts.items()
-        if of_site.get(label) and words[site]
+        site: 1000 * number / words[site]
+        for site, number in mentions.items()
+        if number and words[site]
     }
     if len(densities) < 2:
         return {}
@@ -630,7 +652,7 @@ def _find_extreme_densities(
     large = [
         site for site in densities if densities[highest] * words[site] / 1000 >= RARE
     ]
-    if counts[highest][label] < RARE or not large:
+    if mentions[highest] < RARE or not large:
         return {}
     lowest = min(large, key=densities.__getitem__)
     if densities[highest] < DENSITY_RATIO * densities[lowest]:

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fednotes.core.errors import ConfigError
-from fednotes.core.parsing import read_json, read_regular
+from fednotes.core import bounds
+from fednotes.core.errors import ConfigError, ModelError, raising_if_unreadable
+from fednotes.core.parsing import open_regular, read_at_most, read_json
 from fednotes.core.store import write_json
 from fednotes.encoders.pretrained import count_positions
 from fednotes.jobs.card import CARD, render_card
@@ -65,7 +66,7 @@ def _write_export(classifier: TokenClassifier, source: Path, folder: Path) -> No
     # The model's own card may have been edited, or written by a run that knew more.
     card_file = source / CARD
     has_card = card_file.is_file()
-    card = read_regular(card_file) if has_card else render_card(source).encode()
+    card = _read_card(card_file) if has_card else render_card(source).encode()
     (folder / CARD).write_bytes(card)
 
     config_file = folder / "config.json"
@@ -84,6 +85,25 @@ def _write_export(classifier: TokenClassifier, source: Path, folder: Path) -> No
         classifier.tokenizer, classifier.library
     )
     write_json(settings_file, settings, private=False)
+
+
+def _read_card(file: Path) -> bytes:
+    """Return the content of a model's card.
+
+    Raises:
+        ModelError: The card cannot be read, or has more than `bounds.FILE` bytes.
+    """
+    with (
+        raising_if_unreadable(file, ModelError),
+        open(file, "rb", opener=open_regular) as stream,
+    ):
+        card = read_at_most(stream, bounds.FILE)
+    if len(card) > bounds.FILE:
+        raise ModelError(
+            f"{file}: over {bounds.FILE:,} bytes: shorten the card, or delete it to "
+            "have another one written"
+        )
+    return card
 
 
 def _to_bio_tag(tag: str) -> str:
