@@ -576,17 +576,28 @@ def test_a_summary_of_too_many_sites_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["metrics.jsonl", "summary.json"])
 def test_a_run_of_very_many_conditions_is_refused(file: str, tmp_path: Path) -> None:
     """A page would have a column for each of them, and search all lines for each."""
-    conditions = [f"c{number}" for number in range(101)]
+    conditions = [f"c{number}" for number in range(11)]
     lines = [{"condition": each, "round": 1, "loss": 0.5} for each in conditions]
     sites = {"a": {each: {"strict": {"f1": 0.5}} for each in conditions}}
     is_summary = file == "summary.json"
-    report(tmp_path, _with_f1(0.5), lines[:90])
-    with pytest.raises(DataError, match=r"this run name 10[12] conditions"):
+    report(tmp_path, _with_f1(0.5), lines[:8])
+    with pytest.raises(DataError, match=r"this run name 1[12] conditions"):
         report(
             tmp_path,
             {"sites": sites} if is_summary else {},
             [] if is_summary else lines,
         )
+
+
+@pytest.mark.parametrize("kind", ["by_type", "by_output"])
+def test_types_that_differ_between_conditions_make_no_huge_table(
+    kind: str, tmp_path: Path
+) -> None:
+    many = {f"t{number}": {"f1": 0.5} for number in range(30_000)}
+    other = {f"c{number}": {kind: {"x": {"f1": 0.5}}} for number in range(4)}
+    sites = {"a": {**other, "alone": {kind: many}}}
+    with pytest.raises(DataError, match="tables of 150,005 cells are not shown"):
+        report(tmp_path, {"sites": sites})
 
 
 def test_a_summary_with_a_huge_table_of_left_out_sites_is_refused(

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -68,7 +69,10 @@ _DISEASE_MEASURES = ("precision", "recall", "f1", "auroc")
 _CLASSES = ("present", "absent", "questionable")
 _POOLED = "pooled"  # stands for all sites in lines of the pooled condition
 # A run of fednotes has up to five conditions. Pages have a column for each.
-_MAX_CONDITIONS = 100
+_MAX_CONDITIONS = 10
+# Empty cells of all tables by entity type and by disease; the conditions of a site are
+# scored on the same types, so few cells are empty.
+_MAX_EMPTY_CELLS = 10_000
 _MAX_PANELS = 24  # sites with curves of their own; the tables show all sites
 _MAX_POINTS = 300  # maximum number of points drawn for a curve
 _MAX_ROWS = 60  # maximum number of rows in a table of curves
@@ -330,6 +334,29 @@ class _Page:
         ]
         if result.mean:
             self.groups.append(_Group("Mean of sites", result.mean, is_mean=True))
+        self._require_filled_tables()
+
+    def _require_filled_tables(self) -> None:
+        """Raise DataError if the tables by entity type and disease are mostly empty.
+
+        They have a cell for each type in each condition. If each condition had other
+        types, their size would grow with the square of that of the files.
+        """
+        num_cells = 0
+        num_filled = 0
+        for group in self.groups:
+            for kind in ("by_type", "by_output"):
+                tables = self._find_tables(group.scores, kind)
+                num_cells += len(tables) * len(
+                    set(chain.from_iterable(tables.values()))
+                )
+                num_filled += sum(map(len, tables.values()))
+        if num_cells > 2 * num_filled + _MAX_EMPTY_CELLS:
+            raise DataError(
+                "the summary of this run has other entity types or diseases in each "
+                f"condition, and tables of {num_cells:,} cells are not shown: the "
+                "run's folder is damaged; copy it again"
+            )
 
     def collect_parts(self) -> dict[str, Any]:
         """Return the values that the templates show, by their names there."""
