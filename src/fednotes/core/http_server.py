@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SHUTDOWN_SECONDS = 30  # time for running requests to end
 HEAD_SECONDS = 10  # time for the head of a request to arrive
+STALL_SECONDS = 15  # time in which a client must accept `_LEAST_PROGRESS` of an answer
+_LEAST_PROGRESS = 2**16  # bytes, or all that remain
 _MAX_CONNECTIONS = 1000  # or half the limit of open files, if that is lower
 PathLike = str | Path
 
@@ -87,11 +89,50 @@ def make_size_refusal(max_bytes: int) -> Refused:
     )
 
 
-def make_protocol_with_deadline() -> Any:
+class _ReadingWatch:
+    """Aborts a connection whose client does not read what was written.
+
+    Args:
+        transport: The connection.
+        loop: Its event loop.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._unread = 0  # bytes, when `_task` began
+        self._task: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Begin to watch, if anything is unread."""
+        if self._task is None:
+            self._unread = self._transport.get_write_buffer_size()
+            if self._unread:
+                self._task = self._loop.call_later(STALL_SECONDS, self._check)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _check(self) -> None:
+        """Abort the connection if its client has hardly read anything."""
+        self._task = None
+        read = self._unread - self._transport.get_write_buffer_size()
+        if read < min(self._unread, _LEAST_PROGRESS):
+            # Closing it would wait until the client has read the rest.
+            self._transport.abort()
+        else:
+            self.begin()
+
+
+def make_protocol_with_deadline() -> Any:  # noqa: C901 - all methods count
     """Make a class of uvicorn's protocol that sets a deadline for each request's head.
 
     If there are too many connections, the one that has waited longest for a head is
-    closed.
+    closed. A connection is also closed if its client does not read the answer, which
+    would otherwise stay in memory as long as the client likes.
     """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -104,6 +145,7 @@ def make_protocol_with_deadline() -> Any:
     class DeadlineProtocol(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self._reading = _ReadingWatch(transport, self.loop)
             self.timeout_keep_alive = HEAD_SECONDS
             self.timeout_keep_alive_task = self.loop.call_later(
                 HEAD_SECONDS, self.timeout_keep_alive_handler
@@ -130,6 +172,24 @@ def make_protocol_with_deadline() -> Any:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             self._unset_keepalive_if_required()  # for the next request
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._reading.begin()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._reading.begin()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._reading.stop()
+            if self.transport.is_closing():
+                self._reading.begin()  # for the rest
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._reading.stop()
+            super().connection_lost(exc)
 
         def _unset_keepalive_if_required(self) -> None:
             # uvicorn would end the deadline at the first byte; it must last until the

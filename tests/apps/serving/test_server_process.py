@@ -172,6 +172,43 @@ def test_an_answer_that_is_read_slowly_arrives_completely(
     assert asyncio.run(read_slowly()) == length
 
 
+@pytest.mark.parametrize(("length", "requests"), [(30_000_000, 1), (100, 200_000)])
+def test_an_answer_that_nobody_reads_does_not_stay_in_memory(
+    monkeypatch: pytest.MonkeyPatch, length: int, requests: int
+) -> None:
+    """A large answer, or many small ones whose requests came at once."""
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "STALL_SECONDS", 0.3)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", str(length).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(length)})
+
+    async def ask_without_reading() -> None:
+        protocol = http_server.make_protocol_with_deadline()
+        options = uvicorn.Config(answer, log_config=None)
+        state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
+        served = await loop.create_server(
+            lambda: protocol(options, state, {}), "127.0.0.1", 0
+        )
+        with socket.socket() as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            line.setblocking(False)
+            await loop.sock_connect(line, served.sockets[0].getsockname())
+            ask = loop.sock_sendall(
+                line, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests
+            )
+            with suppress(ConnectionError):
+                await asyncio.wait_for(ask, 30)
+            async with asyncio.timeout(30):
+                while state.connections:
+                    await asyncio.sleep(0.1)
+        served.close()
+
+    asyncio.run(ask_without_reading())
+
+
 def test_a_slow_answer_is_awaited_and_a_silent_connection_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
