@@ -116,7 +116,7 @@ def test_the_commands_of_the_deployment_page_work_from_kits_to_predictions(
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
     run = place.begin("run", "job.toml", "--on", "kits/admin", "--out", "run", *TRACK)
     place.give(
-        "site", "approve", "kits/sites/discharge", "--yes", "--wait", "--timeout", "120"
+        "site", "approve", "kits/sites/discharge", "--yes", "--wait", "--timeout", "240"
     )
 
     def missing() -> str:
@@ -135,7 +135,7 @@ def test_the_commands_of_the_deployment_page_work_from_kits_to_predictions(
             "--yes",
             "--wait",
             "--timeout",
-            "120",
+            "240",
         )
         assert "approved: job" in place.give(*words)
     state = next(
@@ -169,7 +169,7 @@ def test_the_commands_of_the_deployment_page_work_from_kits_to_predictions(
     waits = place.begin("run", "next.toml", "--on", "kits/admin", "--out", "next")
     until(lambda: read_pending_jobs(base / "kits/sites/posts"))
     assert "does not resubmit it" in place.give("run", "--abort", "--out", "next")
-    output, _ = waits.communicate(timeout=60)
+    output, _ = waits.communicate(timeout=300)
     assert waits.returncode == 2
     assert "was aborted by a person" in output
     until(lambda: "aborted" in place.give("server", "status", "kits/server"))

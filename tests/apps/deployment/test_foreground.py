@@ -38,7 +38,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def ended(process: subprocess.Popen[str], sign: int) -> tuple[int, str]:
     """Return the exit code after a signal, and the output."""
     process.send_signal(sign)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     return process.returncode, output
 
 
@@ -51,7 +51,7 @@ def test_a_server_and_a_site_run_in_the_foreground(place: Place) -> None:
     running = place.begin("server", "run", "kits/server")
     site = place.begin("site", "run", "kits/sites/h1", "--site-file", "h1.toml")
     log = h1 / "fednotes.log"
-    until(lambda: log.exists() and "connected to the server" in log.read_text(), 60)
+    until(lambda: log.exists() and "connected to the server" in log.read_text(), 300)
     assert read_last_problem(h1) is None
     assert processes.read_status(server).pid == running.pid
     assert processes.read_status(h1).pid == site.pid
@@ -59,7 +59,7 @@ def test_a_server_and_a_site_run_in_the_foreground(place: Place) -> None:
     assert f"h1 is already running (process {site.pid})" in again
     copy_kit(h1, place.folder / "copy")
     second = place.begin("site", "run", "copy")
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=300)
     assert second.returncode not in (0, 2, 130)
     assert "another process of this site is connected" in output
     assert "INFO fednotes.apps.deployment.nvflare.processes: ended on its own" in output
@@ -72,7 +72,7 @@ def test_a_server_and_a_site_run_in_the_foreground(place: Place) -> None:
     assert "site 'h1' is connected" in output
     assert "processes: stopped by SIGINT" in output
     running = place.begin("server", "run", "kits/server")
-    until(lambda: "answers" in place.give("preflight", "kits/server"), 60)
+    until(lambda: "answers" in place.give("preflight", "kits/server"), 300)
     assert ended(running, signal.SIGKILL)[0] == -signal.SIGKILL
     until(
         lambda: not processes.list_processes(server.resolve()), 30

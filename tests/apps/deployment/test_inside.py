@@ -112,7 +112,7 @@ def test_another_user_cannot_connect_to_a_site_or_server(open_folder: Path) -> N
         folder = ward_job(open_folder, "r", rounds=ROUNDS)
         job = net.admin(waiting + SUBMIT + "print(job)", folder)
         frames = kits["server"] / "state/r/frames"
-        assert until(lambda: len(list(frames.glob("*"))) > 8, 60)
+        assert until(lambda: len(list(frames.glob("*"))) > 8, 300)
         assert [ports(kits[name]) for name in names] == [{port}, set(), set()]
         for name, spoken in (("server", "server.x"), ("h1", "server"), ("h1", "h1.x")):
             assert (

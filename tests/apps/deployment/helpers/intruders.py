@@ -271,7 +271,7 @@ class Network:
     def run_until(self, condition: Callable[[], bool], folder: Path) -> None:
         """Submit a job, and abort it as soon as something has happened."""
         job = self.admin(SUBMIT + "print(job)", folder)
-        has_happened = until(condition, 120)
+        has_happened = until(condition, 300)
         self.admin("print(server.abort(sys.argv[1]))", job)
         assert has_happened
 
