@@ -134,9 +134,9 @@ def run_with_restarts(
 ) -> tuple[State, list[Any]]:
     net = Restarts(reference.job.makes(folder / "sites"), folder / "net")
     net.way = way
-    end = run_until_done(net, reference.job)
+    ended, members = run_until_done(net, reference.job)
     assert not way.server or net.lives > 1
-    return end
+    return ended, members
 
 
 def run_and_resume(reference: Reference, folder: Path) -> tuple[State, list[Any]]:

@@ -100,27 +100,27 @@ class _ReadingWatch:
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._unread = 0  # bytes, when `_task` began
-        self._task: asyncio.TimerHandle | None = None
+        self._unread = 0  # bytes, when `_timer` began
+        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """Begin to watch, if anything is unread."""
-        if self._task is None:
+        if self._timer is None:
             self._unread = self._transport.get_write_buffer_size()
             if self._unread:
-                self._task = self._loop.call_later(STALL_SECONDS, self._check)
+                self._timer = self._loop.call_later(STALL_SECONDS, self._check)
 
     def stop(self) -> None:
         """Stop watching."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _check(self) -> None:
         """Abort the connection if its client has hardly read anything."""
-        self._task = None
-        read = self._unread - self._transport.get_write_buffer_size()
-        if read < min(self._unread, _LEAST_PROGRESS):
+        self._timer = None
+        num_accepted = self._unread - self._transport.get_write_buffer_size()
+        if num_accepted < min(self._unread, _LEAST_PROGRESS):
             # Closing it would wait until the client has read the rest.
             self._transport.abort()
         else:
@@ -175,6 +175,7 @@ def make_protocol_with_deadline() -> Any:  # noqa: C901 - all methods count
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
+            # The connection closes only when the client has read the rest.
             self._reading.begin()
 
         def pause_writing(self) -> None:

@@ -49,15 +49,15 @@ def open_regular(name: str, flags: int) -> int:
     return descriptor
 
 
-def read_regular(path: Path) -> bytes:
-    """Return the content of a file.
+def read_regular(path: Path, limit: int | None = None) -> bytes:
+    """Return the content of a file, up to one byte more than a limit if there is one.
 
     Raises:
         NotAFile: The path is a FIFO, a socket or a device.
         OSError: The file cannot be read.
     """
     with open(path, "rb", opener=open_regular) as file:
-        return file.read()
+        return file.read() if limit is None else read_at_most(file, limit)
 
 
 def read_at_most(file: BinaryIO, limit: int) -> bytes:
@@ -135,8 +135,7 @@ def read_json(
         OSError: The file cannot be read.
         JsonError: As `parse_json`.
     """
-    with open(path, "rb", opener=open_regular) as file:
-        raw = read_at_most(file, bounds.FILE)
+    raw = read_regular(path, bounds.FILE)
     return parse_json(raw, max_values=max_values, strict=strict)
 
 

@@ -130,8 +130,8 @@ class KnownNames:
             by_spelling[_join_words(label)].append(_Name(site, label, mentions))
         mapped_names = set()
         for spelling, names in by_spelling.items():
-            known = self._by_spelling.get(spelling, [])
-            for proposal in _map_variants(spelling, [*known, *names]):
+            names_of_sites = self._by_spelling.get(spelling, [])
+            for proposal in _map_variants(spelling, names_of_sites + names):
                 if proposal.site == site and proposal.old in new:
                     mapped_names.add(proposal.old)
                     yield proposal
@@ -142,7 +142,7 @@ class KnownNames:
     def _map_lone_names(
         self, site: str, lone: Iterable[str], labels_here: Iterable[str]
     ) -> Iterator[LabelMap]:
-        """Yield proposals for names that only one site has; see above.
+        """Yield proposals for names that only one site has (`map_to_broader_names`).
 
         Args:
             site: The site.

@@ -188,7 +188,8 @@ def test_an_answer_that_nobody_reads_does_not_stay_in_memory(
     async def ask_without_reading() -> None:
         protocol = http_server.make_protocol_with_deadline()
         options = uvicorn.Config(answer, log_config=None)
-        state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
+        state = uvicorn.server.ServerState()
+        loop = asyncio.get_running_loop()
         served = await loop.create_server(
             lambda: protocol(options, state, {}), "127.0.0.1", 0
         )

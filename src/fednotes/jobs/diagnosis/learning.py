@@ -48,7 +48,10 @@ def find_learning_causes(run: RunEvidence) -> Iterator[Cause]:
     diverged: list[Curve] = []
     others: list[Curve] = []
     for curve in curves:
-        (diverged if _has_diverged(curve) else others).append(curve)
+        if _has_diverged(curve):
+            diverged.append(curve)
+        else:
+            others.append(curve)
     if diverged or run.failure.get("diverged"):
         yield _describe_divergence(run, diverged)
     elif run.failure:

@@ -156,12 +156,12 @@ def _list_odd(losses: Mapping[str, float], scores: Mapping[str, float]) -> list[
 
     Long sentences make a loss high, but not a score low.
     """
-    known_scores = {site: scores.get(site, 0.0) for site in losses}
+    score_by_site = {site: scores.get(site, 0.0) for site in losses}
     sorted_losses = sorted(losses.values())
-    sorted_scores = sorted(known_scores.values())
+    sorted_scores = sorted(score_by_site.values())
     odd = []
     for site, loss in losses.items():
-        score = known_scores[site]
+        score = score_by_site[site]
         usual_loss = _find_median_of_others(sorted_losses, loss)
         usual_score = _find_median_of_others(sorted_scores, score)
         has_high_loss = loss >= ODD_LOSS * usual_loss > 0
@@ -170,15 +170,15 @@ def _list_odd(losses: Mapping[str, float], scores: Mapping[str, float]) -> list[
     return odd
 
 
-def _find_median_of_others(values: Sequence[float], own: float) -> float:
+def _find_median_of_others(values: Sequence[float], value: float) -> float:
     """Return the median of all values but one.
 
     Args:
-        values: At least two values in ascending order, which are not sorted again for
-            each site: a damaged file may name very many.
-        own: The value to leave out.
+        values: At least two values in ascending order. They are not sorted again for
+            each site, because a damaged file may name very many sites.
+        value: The value to leave out.
     """
-    left_out = bisect_left(values, own)
+    left_out = bisect_left(values, value)
     num_others = len(values) - 1
     low = (num_others - 1) // 2
     high = num_others // 2

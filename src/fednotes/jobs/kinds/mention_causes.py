@@ -52,7 +52,8 @@ LENGTH_STEP = 64
 # With fewer training mentions of all types together, a site hardly changes the model
 # and its scores say little.
 SMALL_SITE = 50
-# More label maps of one cause nobody reads; each site may have such a cause.
+# Maximum number of label maps to propose for one cause. Each site may have such a
+# cause, and nobody reads more.
 MAX_MAPS = 100
 
 # A threshold is wrong if the numbers of predicted and of annotated mentions differ by
@@ -461,13 +462,13 @@ def _find_unmapped_types(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
     targets = {each.new for each in maps}
     num_sites = Counter(label for of_site in counts.values() for label in of_site)
     for site, config in job.sites.items():
-        own = counts.get(site, {})
-        others_have_types = num_sites.total() > len(own)
+        site_counts = counts.get(site, {})
+        others_have_types = num_sites.total() > len(site_counts)
         if not others_have_types or not config.label_map:
             continue
         lone = {
             label: number
-            for label, number in own.items()
+            for label, number in site_counts.items()
             if num_sites[label] == 1
             and label not in targets
             and (site, label) not in alike

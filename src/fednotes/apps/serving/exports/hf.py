@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, ModelError, raising_if_unreadable
-from fednotes.core.parsing import open_regular, read_at_most, read_json
+from fednotes.core.parsing import read_json, read_regular
 from fednotes.core.store import write_json
 from fednotes.encoders.pretrained import count_positions
 from fednotes.jobs.card import CARD, render_card
@@ -93,11 +93,8 @@ def _read_card(file: Path) -> bytes:
     Raises:
         ModelError: The card cannot be read, or has more than `bounds.FILE` bytes.
     """
-    with (
-        raising_if_unreadable(file, ModelError),
-        open(file, "rb", opener=open_regular) as stream,
-    ):
-        card = read_at_most(stream, bounds.FILE)
+    with raising_if_unreadable(file, ModelError):
+        card = read_regular(file, bounds.FILE)
     if len(card) > bounds.FILE:
         raise ModelError(
             f"{file}: over {bounds.FILE:,} bytes: shorten the card, or delete it to "
