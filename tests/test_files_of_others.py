@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from time_limits import no_waiting
 from tiny_models import save_encoder
-from waiting import no_waiting
 
 import fednotes
 from fednotes.core.errors import FednotesError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from time_limits import processor_time_below
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError
@@ -368,10 +368,9 @@ def test_mentions_that_repeat_a_text_are_not_written(
 def test_a_long_line_with_bars_is_recognised_in_linear_time() -> None:
     """One pattern for the whole line needed 40 s for 60,000 characters."""
     line = "1|" + "a " * 1_000_000 + "|"
-    began = time.process_time()
-    assert ade._split_relation(line) is None
-    assert ade._split_relation(line + "rash|0|4|aspirin|5|12") is not None
-    assert time.process_time() - began < 5
+    with processor_time_below(5):
+        assert ade._split_relation(line) is None
+        assert ade._split_relation(line + "rash|0|4|aspirin|5|12") is not None
 
 
 def test_offsets_of_label_studio_are_converted_in_linear_time(
@@ -385,9 +384,8 @@ def test_offsets_of_label_studio_are_converted_in_linear_time(
     task = {"data": {"text": text}, "annotations": [{"result": regions}]}
     path = tmp_path / "a.json"
     path.write_text(json.dumps([task]))
-    began = time.process_time()
-    (document,) = read(path, "label-studio")
-    assert time.process_time() - began < 10
+    with processor_time_below(10):
+        (document,) = read(path, "label-studio")
     assert set(document.spans) == {Span(400_001, 400_005, "ADE")}
     assert len(document.spans) == 20_000
 
@@ -422,12 +420,13 @@ def test_mentions_that_span_the_text_are_compared_in_linear_time(
     text = "a " * 500_000 + "b"
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / name).write_text(write(text, 5_000))
-    began = time.process_time()
-    with pytest.raises(
-        DataError, match=r"not match the text|differs from the document at"
+    with (
+        processor_time_below(15),
+        pytest.raises(
+            DataError, match=r"not match the text|differs from the document at"
+        ),
     ):
         read(tmp_path / name, format)
-    assert time.process_time() - began < 15
 
 
 def test_rows_of_the_ade_corpus_are_read_in_linear_time(
@@ -440,9 +439,8 @@ def test_rows_of_the_ade_corpus_are_read_in_linear_time(
     long = f"1|{sentence}|{'a ' * 50_000 + 'b'}|0|1|a|4|5\n"
     path = tmp_path / "DRUG-AE.rel"
     path.write_text(row * 30 + long)
-    began = time.process_time()
-    (document,) = read(path, "ade")
-    assert time.process_time() - began < 10
+    with processor_time_below(10):
+        (document,) = read(path, "ade")
     ((_, start, _, drug_start, _),) = document.meta["relations"]
     assert drug_start - start == 4
     assert document.meta["unplaced"] == 1
@@ -493,6 +491,5 @@ def test_repeated_parts_are_read_in_linear_time(
     tmp_path: Path, read_it: Callable[[Path], None]
 ) -> None:
     """Each took a minute or more."""
-    began = time.process_time()
-    read_it(tmp_path / "a.xml")
-    assert time.process_time() - began < 10
+    with processor_time_below(10):
+        read_it(tmp_path / "a.xml")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from applications import has_app
-from waiting import no_waiting
+from time_limits import no_waiting
 
 from fednotes.core.errors import DataError
 from fednotes.data.formats import files, read

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from waiting import no_waiting
+from time_limits import no_waiting
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span

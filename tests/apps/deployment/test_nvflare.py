@@ -83,6 +83,7 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.utils.decomposers import private_decomposers
 from nvflare.security.security import FLAuthorizer
+from time_limits import processor_time_below
 
 from fednotes.apps.deployment.nvflare import gate, presence, processes
 from fednotes.apps.deployment.nvflare import kit as kit_files
@@ -362,9 +363,8 @@ def test_a_wrong_project_is_refused(changes: dict[str, Any], message: str) -> No
 
 def test_the_names_of_thousands_of_sites_are_compared_in_linear_time() -> None:
     names = tuple(f"h{number:05d}" for number in range(30_000))
-    start = time.process_time()
-    assert ProjectConfig("ward", "localhost", names).sites == names
-    assert time.process_time() - start < 10  # it was half a minute
+    with processor_time_below(10):  # it was half a minute
+        assert ProjectConfig("ward", "localhost", names).sites == names
 
 
 @pytest.mark.parametrize("second", ["h1x", "h1A", "h1_0", "h10"])

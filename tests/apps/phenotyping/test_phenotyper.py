@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 from saved_folder_suite import SavedFolderSuite
-from waiting import no_waiting
+from time_limits import no_waiting
 
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
