@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 
 from fednotes.core import kernels
-from fednotes.core.kernels import Kernel, KernelByType
+from fednotes.core.kernels import Kernel
 
 
 def _double(values, out):  # type: ignore[no-untyped-def]
@@ -38,12 +38,14 @@ def test_a_kernel_is_compiled_only_for_the_type_with_which_it_is_called() -> Non
             assert compiled_signatures == [signature]
 
 
-def test_a_kernel_can_be_compiled_for_both_types_in_advance() -> None:
-    decorate = kernels.kernel_by_type(
-        "void(f4[::1], f8[::1])", "void(f8[::1], f8[::1])"
-    )
-    double = decorate(_double)
-    assert isinstance(double, KernelByType)
-    with mock.patch.object(Kernel, "compile") as compiled:
-        double.compile()
-    assert compiled.call_count == 2
+def test_all_kernels_can_be_compiled_in_advance() -> None:
+    with (
+        mock.patch.object(kernels, "_kernels", []),
+        mock.patch.object(Kernel, "compile", autospec=True) as compiled,
+    ):
+        decorate = kernels.kernel_by_type("void(f4[::1])", "void(f8[::1])")
+        decorate(_double)
+        kernels.kernel("void(i8[::1])")(_double)
+        kernels.compile_kernels()
+    signatures = [kernel._signatures for ((kernel,), _) in compiled.call_args_list]
+    assert signatures == [("void(f4[::1])",), ("void(f8[::1])",), ("void(i8[::1])",)]

@@ -6,12 +6,9 @@ the kernels anew until one of them lives long enough to save them.
 
 from __future__ import annotations
 
-from fednotes.core import kernels
-from fednotes.core.kernels import Kernel, KernelByType
-from fednotes.taggers import crf_kernels, layers
-from fednotes.training import row_adam
+import fednotes.taggers.crf_kernels
+import fednotes.taggers.layers
+import fednotes.training.row_adam  # noqa: F401
+from fednotes.core.kernels import compile_kernels
 
-for module in (kernels, crf_kernels, layers, row_adam):
-    for value in [*vars(module).values()]:
-        if isinstance(value, Kernel | KernelByType):
-            value.compile()
+compile_kernels()

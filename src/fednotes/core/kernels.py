@@ -31,6 +31,20 @@ part = numba.njit(fastmath={"contract"}, **_OPTIONS)
 reduction = numba.njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
 
 
+_kernels: list[Kernel] = []  # of all modules that this process has imported
+
+
+def compile_kernels() -> None:
+    """Compile all kernels of the imported modules, or load them from the cache.
+
+    A process whose answer times others observe or wait for should call this before it
+    answers the first request. Compiling all kernels may take half a minute, but only
+    after an installation.
+    """
+    for each in _kernels:
+        each.compile()
+
+
 class Kernel:
     """A function that is compiled or loaded from a cache on its first call.
 
@@ -49,6 +63,7 @@ class Kernel:
         self._signatures = signatures
         self._options = options
         self._compiled: Callable[..., Any] | None = None
+        _kernels.append(self)
 
     def compile(self) -> Callable[..., Any]:
         """Compile the function, or load it from the cache, once; return it.
@@ -111,11 +126,6 @@ class KernelByType:
 
     def __init__(self, kernels: Mapping[np.dtype[Any], Kernel]) -> None:
         self._kernels = kernels
-
-    def compile(self) -> None:
-        """Compile the function for both types, or load it from the cache."""
-        for each in self._kernels.values():
-            each.compile()
 
     def __call__(self, first: Floats | Singles, *args: Any) -> Any:
         """Call the function that is compiled for the type of the first argument."""

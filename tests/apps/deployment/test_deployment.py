@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from applications import needs_app
@@ -16,6 +17,8 @@ from hospital_jobs import DISTILL, FEDMD, FEDNER, FINETUNE, NAMES, corpus
 from hospitals import OPEN, Hospitals, simulated, simulated_one, weights
 from tiny_models import save_bert
 
+from fednotes.apps.deployment.site import site_main
+from fednotes.core.kernels import Kernel
 from fednotes.jobs.results import read_result
 
 
@@ -43,6 +46,15 @@ def test_weights_equal_those_of_a_simulation(job: str, tmp_path: Path) -> None:
     assert {
         n: conditions["federated"] for n, conditions in summary["sites"].items()
     } == {n: conditions["federated"] for n, conditions in shared.items()}
+
+
+def test_a_site_compiles_its_kernels_before_its_first_task(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, FEDNER, corpus(tmp_path / "notes"))
+    (name, *_) = hospitals.names
+    with mock.patch.object(Kernel, "compile", autospec=True) as compiled:
+        site_main(hospitals.setups[name])
+    kernels = {kernel._function.__name__ for ((kernel,), _) in compiled.call_args_list}
+    assert {"compute_scaled_partition", "_compute_cells", "_multiply"} <= kernels
 
 
 @pytest.mark.slow

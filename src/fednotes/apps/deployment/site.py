@@ -68,6 +68,7 @@ from fednotes.core.errors import (
     TrainingError,
 )
 from fednotes.core.federation import MethodSite, Option, State
+from fednotes.core.kernels import compile_kernels
 from fednotes.core.parsing import read_json_table
 from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json
@@ -146,6 +147,9 @@ def _open_host(setup: Setup) -> SiteHost:
             record=setup.state / "site" / OPENED,
         )
     guard.check_examples(lambda: job.kind.encode_examples(data))
+    # Otherwise the first task would take much longer than the next ones. Under steady
+    # replies, all sites would then wait that long for several rounds.
+    compile_kernels()
     return _create_host(participation, guard, sealer)
 
 
