@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from passages import passage, passages
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.work import reporting_to
 from fednotes.encoders.elmo import BEGIN_SENTENCE, Elmo, encode_characters, find_files
 from fednotes.encoders.features import load_encoder
 
@@ -208,6 +210,15 @@ def test_layers_equal_those_of_the_numpy_program(
     assert vectors.shape == (sum(map(len, SENTENCES)), elmo.layers, elmo.dim)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     assert np.abs(expected).max() > 0.1
+
+
+def test_reading_can_be_stopped_between_batches(tmp_path: Path) -> None:
+    write(tmp_path / "m", OPTIONS)
+    listener = mock.Mock(**{"advance.side_effect": InterruptedError})
+    with pytest.raises(InterruptedError), reporting_to(listener):
+        load(tmp_path / "m").compute_hidden(passages(SENTENCES))
+    listener.begin.assert_called_once_with("reading sentences", None)
+    listener.advance.assert_called_once_with(1)
 
 
 def test_batches_padding_and_order_do_not_change_vectors(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import socket
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from passages import passage, passages
 from tiny_models import save_encoder
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.work import reporting_to
 from fednotes.encoders.encoder import HuggingFaceEncoder, cut_into_windows
 from fednotes.encoders.features import load_encoder
 
@@ -83,6 +85,14 @@ def test_a_padded_batch_equals_one_sentence_at_a_time(
     np.testing.assert_allclose(half, expected, atol=1e-3, rtol=1e-3)
     assert not vectors[6:8].any()
     assert vectors[:5].any(axis=(1, 2)).all()
+
+
+def test_reading_can_be_stopped_between_windows(bert: Path) -> None:
+    listener = mock.Mock(**{"advance.side_effect": InterruptedError})
+    with pytest.raises(InterruptedError), reporting_to(listener):
+        HuggingFaceEncoder(bert).compute_hidden(passages(SENTENCES))
+    listener.begin.assert_called_once_with("reading windows", None)
+    listener.advance.assert_called_once_with(1)
 
 
 def test_a_single_layer_equals_the_same_layer_of_all_layers(bert: Path) -> None:

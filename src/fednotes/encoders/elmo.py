@@ -35,6 +35,7 @@ from torch.nn import functional
 
 from fednotes.core.errors import ModelError, needs
 from fednotes.core.parsing import NotAFile, read_json, require_regular_files
+from fednotes.core.work import count_items
 from fednotes.data.text import Passage
 from fednotes.encoders.encoder import batch_similar_lengths, to_half
 from fednotes.encoders.pretrained import compute_fingerprint
@@ -314,7 +315,8 @@ class Elmo:
         lengths = [len(row) for row in rows]
         starts = np.cumsum([0, *lengths])
         out = torch.zeros(int(starts[-1]), self.layers, self.dim, dtype=vectors.dtype)
-        for batch in batch_similar_lengths([n + 2 for n in lengths], BUDGET, ROWS):
+        batches = batch_similar_lengths([n + 2 for n in lengths], BUDGET, ROWS)
+        for batch in count_items(batches, "reading sentences"):
             chosen = [i for i in batch if lengths[i]]
             if not chosen:
                 continue

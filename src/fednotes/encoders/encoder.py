@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.work import count_items
 from fednotes.data.text import Passage
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
@@ -305,9 +306,8 @@ class HuggingFaceEncoder:
         text = SubWords.of(pieces, frame.capacity, self._pooling)
         out = torch.zeros(len(pieces.first), self.layers, self.dim)
         marks = len(frame.prefix) + len(frame.suffix)
-        for group in text.iterate_groups(
-            np.arange(len(text.lengths)), frame, CPU, marks
-        ):
+        groups = text.iterate_groups(np.arange(len(text.lengths)), frame, CPU, marks)
+        for group in count_items(groups, "reading windows"):
             result = self._model(
                 input_ids=group.ids,
                 attention_mask=group.mask.long(),

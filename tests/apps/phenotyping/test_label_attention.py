@@ -35,8 +35,10 @@ from fednotes.apps.phenotyping.label_attention import (
 )
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, Phenotyper
 from fednotes.apps.phenotyping.two_stage import METHOD, Site
+from fednotes.core import work
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.update import Update
+from fednotes.core.work import reporting_to
 from fednotes.engines.inprocess import InProcess
 from fednotes.taggers.encoder_tagger import Backbone
 
@@ -279,6 +281,35 @@ def test_a_saved_model_cannot_have_all_chunks_read_at_once(
     found = network.compute_logits(patients)
     assert max(read) == 2
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+class _Stops:
+    """Stops the work that it watches when two items of it are done."""
+
+    def begin(self, name: str, _total: int | None) -> None:
+        assert name == "reading chunks"
+
+    def advance(self, done: int) -> None:
+        if done == 2:
+            raise InterruptedError
+
+    def end(self) -> None:
+        pass
+
+
+def test_reading_can_be_stopped_between_chunks(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "INTERVAL", 0.0)
+    network = adapted_network_of(bert, replace(SMALL, chunks=1)).train()
+    read = count_read_chunks(network, monkeypatch)
+    patients = sub_words(bert, NOTES)
+    with pytest.raises(InterruptedError), reporting_to(_Stops()):
+        network.compute_logits(patients)
+    assert len(read) == 2
+    assert network.training
+    with reporting_to(_Stops()):  # a step of training reports no work of its own
+        network.loss(patients, np.zeros((4, LABELS), np.int8))
 
 
 @pytest.mark.parametrize("rank", [2, 0])

@@ -23,11 +23,13 @@ from fastapi.testclient import TestClient
 from fednotes.apps.serving import gate
 from fednotes.apps.serving.app import create_app
 from fednotes.apps.serving.limits import Limits
-from fednotes.apps.serving.model_queue import BATCH_INPUTS
+from fednotes.apps.serving.metrics import Metrics
+from fednotes.apps.serving.model_queue import BATCH_INPUTS, ModelQueue
 from fednotes.apps.serving.server import read_token, serve
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import parse_json
 from fednotes.core.types import Document, Span
+from fednotes.core.work import count_items
 from fednotes.jobs.models import load
 
 LOCAL = "http://127.0.0.1:8000"
@@ -643,6 +645,68 @@ def test_nothing_more_is_predicted_for_a_client_that_disconnected() -> None:
     threading.Timer(0.2, slow.go.set).start()
     assert asyncio.run(_post(app, messages)) == (0, {})
     assert sum(slow.batch_sizes) <= BATCH_INPUTS
+
+
+class _StepModel(CapitalWords):
+    """Takes two seconds for a call, in steps that it counts as a model does.
+
+    Attributes:
+        steps: Number of steps of all calls.
+        ended: Set at the end of each call, however it ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+        self.ended = threading.Event()
+
+    def __call__(self, texts: Sequence[str]) -> list[Document]:
+        try:
+            for _ in count_items(range(100), "reading"):
+                self.steps += 1
+                time.sleep(0.02)
+        finally:
+            self.ended.set()
+        return super().__call__(texts)
+
+
+def test_the_model_stops_when_nobody_waits() -> None:
+    model = _StepModel()
+
+    async def leave() -> None:
+        queue = ModelQueue(model, Metrics())
+        worker = asyncio.ensure_future(queue.run())
+        request = asyncio.ensure_future(queue.predict(["A"]))
+        while not model.steps:
+            await asyncio.sleep(0.01)
+        request.cancel()
+        await asyncio.to_thread(model.ended.wait)
+        stopped_after = model.steps
+        (answer,) = await queue.predict(["Bo"])  # the next request is answered
+        worker.cancel()
+        assert stopped_after < 100
+        assert [span.label for span in answer.spans] == ["NAME"]
+
+    asyncio.run(leave())
+
+
+def test_the_model_goes_on_if_one_of_two_clients_waits() -> None:
+    model = _StepModel()
+
+    async def leave() -> None:
+        queue = ModelQueue(model, Metrics())
+        requests = [asyncio.ensure_future(queue.predict([text])) for text in "AB"]
+        await asyncio.sleep(0)
+        worker = asyncio.ensure_future(queue.run())
+        while not model.steps:
+            await asyncio.sleep(0.01)
+        requests[0].cancel()
+        (answer,) = await requests[1]
+        worker.cancel()
+        assert answer.text == "B"
+
+    asyncio.run(leave())
+    assert (model.batch_sizes, model.steps) == ([2], 100)
 
 
 def test_a_client_that_does_not_read_does_not_block_others(

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import pairwise
@@ -59,10 +59,11 @@ from fednotes.core.numbers import (
 )
 from fednotes.core.settings import checked
 from fednotes.core.tensors import seeding_layer
+from fednotes.core.work import count_items
 from fednotes.encoders.adapters import LoRA, find_linears
 from fednotes.encoders.reading import concatenate_ranges
 from fednotes.taggers.encoder_tagger import Backbone
-from fednotes.taggers.model import MAX_SUBWORDS
+from fednotes.taggers.model import MAX_SUBWORDS, evaluating
 from fednotes.training.precision import setting_precision
 
 # The initial bias b: a probability of one in ten, because few patients have a code.
@@ -343,7 +344,12 @@ class LabelAttention(nn.Module):
         places = []
         most_chunks = self._count_most_chunks()
         is_in_parts = len(order) > most_chunks
-        for part in np.split(order, range(most_chunks, len(order), most_chunks)):
+        parts: Iterable[np.ndarray] = np.split(
+            order, range(most_chunks, len(order), most_chunks)
+        )
+        if not torch.is_grad_enabled():
+            parts = count_items(parts, "reading chunks")
+        for part in parts:
             starts, lengths = chunks[part].T
             ids, mask = self.backbone.frame.make_rows(
                 patients.ids, starts, lengths, self.device
@@ -409,17 +415,14 @@ class LabelAttention(nn.Module):
         """Return (patients, labels) float32 log-odds, without dropout."""
         words = self.make_network_input(patients)
         logits = np.empty((len(words), self.labels), np.float32)
-        was_training = self.training
-        self.eval()
         max_subwords = max(1, _MAX_VALUES // max(self.backbone.width, self.labels))
-        with torch.no_grad():
+        with evaluating(self), torch.no_grad():
             for rows in _iterate_batches(words.sizes, max_subwords):
                 batch = words.take(rows)
                 if batch.sizes.sum() > max_subwords:
                     logits[rows[0]] = self._score_in_pieces(batch).cpu().numpy()
                 else:
                     logits[rows] = self(batch).cpu().numpy()
-        self.train(was_training)
         return logits
 
     def _score_in_pieces(self, patient: SubWords) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fednotes.apps.serving.metrics import Metrics
 from fednotes.core.types import Document
+from fednotes.core.work import reporting_to
 
 # Maximum number of inputs, and of characters, in one call of the model.
 BATCH_INPUTS = 32
@@ -24,11 +25,40 @@ _LATEST_WEIGHT = 0.2
 _Waiting = tuple[Any, asyncio.Future[Any]]
 
 
+class _NobodyWaits(Exception):
+    """All requests of a call have ended, because their clients have gone."""
+
+
+class _Watch:
+    """Ends the work of a call when nobody waits for its results; a `WorkListener`.
+
+    The model reports its work in the thread in which it runs.
+
+    Args:
+        batch: The inputs of the call.
+    """
+
+    def __init__(self, batch: Sequence[_Waiting]) -> None:
+        self._futures = [future for _, future in batch]
+
+    def begin(self, _name: str, _total: int | None) -> None:
+        """Raise _NobodyWaits if nobody waits; see `WorkListener`."""
+        self.advance(0)
+
+    def advance(self, _done: int) -> None:
+        """Raise _NobodyWaits if nobody waits; see `WorkListener`."""
+        if all(future.done() for future in self._futures):
+            raise _NobodyWaits
+
+    def end(self) -> None:
+        """Do nothing; see `WorkListener`."""
+
+
 class ModelQueue:
     """Groups the inputs of concurrent requests into joint calls of the model.
 
     A call receives up to `BATCH_INPUTS` inputs and stops growing at `BATCH_CHARACTERS`
-    characters.
+    characters. It ends early if all its requests have ended.
 
     Args:
         model: Maps inputs (texts, documents, or the list of a patient's texts) to one
@@ -76,9 +106,8 @@ class ModelQueue:
         try:
             while True:
                 batch = await self._take_batch()
-                inputs = [model_input for model_input, _ in batch]
                 start = time.perf_counter()
-                results = await loop.run_in_executor(thread, self._call_model, inputs)
+                results = await loop.run_in_executor(thread, self._call_model, batch)
                 for (_, future), result in zip(batch, results, strict=True):
                     _set_result(future, result)
                 seconds = (time.perf_counter() - start) / max(1, len(batch))
@@ -101,22 +130,25 @@ class ModelQueue:
             (model_input, future) for model_input, future in batch if not future.done()
         ]
 
-    def _call_model(self, inputs: list[Any]) -> list[Any]:
+    def _call_model(self, batch: list[_Waiting]) -> list[Any]:
         """Return one result per input, or the exception that this input caused.
 
         If a joint call fails, each input is tried on its own, so that an input that the
         model cannot process does not affect the others.
         """
-        if not inputs:
+        if not batch:
             return []
         try:
-            return list(self._model(inputs))
+            with reporting_to(_Watch(batch)):
+                return list(self._model([model_input for model_input, _ in batch]))
+        except _NobodyWaits:
+            return [None] * len(batch)
         except Exception as error:
-            if len(inputs) == 1:
+            if len(batch) == 1:
                 return [error]
         results: list[Any] = []
-        for model_input in inputs:
-            results += self._call_model([model_input])
+        for each in batch:
+            results += self._call_model([each])
         return results
 
 
