@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
 from worker_runs import find_workers
@@ -42,45 +43,77 @@ class Run:
         )
 
 
-def compare_with_workers(
-    model: Path, notes: Path, *, num_notes: int, workers: int
-) -> float:
-    """Predict notes in one process and in workers, and return the ratio of the seconds.
+class NotesFile(NamedTuple):
+    """A file of notes.
 
-    The files of predictions are written beside the notes. Raises AssertionError if they
-    are not equal.
+    Attributes:
+        path: The file.
+        number: The number of its notes.
+    """
+
+    path: Path
+    number: int
+
+    def name_predictions(self, workers: int) -> Path:
+        """Return the file for the predictions of a number of workers."""
+        return self.path.parent / f"{self.number}-notes-{workers}-workers.jsonl"
+
+
+def compare_with_workers(
+    model: Path, few: NotesFile, many: NotesFile, workers: int
+) -> float:
+    """Return how many times as fast workers predict as one process, without the start.
+
+    Raises AssertionError if their predictions differ.
 
     Args:
         model: The folder of the model.
-        notes: The file of notes.
-        num_notes: The number of its notes.
+        few: A file of few notes, whose time is subtracted; see `measure_speed`.
+        many: A file of many notes.
         workers: Number of workers.
     """
-    seconds: dict[int, float] = {}
+    speeds: dict[int, float] = {}
     hashes = set()
     for number in (1, workers):
-        out = notes.parent / f"{number}.jsonl"
-        seconds[number] = measure_prediction(model, notes, out, num_notes, number)
-        hashes.add(hashlib.sha256(out.read_bytes()).hexdigest())
+        speeds[number] = measure_speed(model, few, many, number)
+        predictions = many.name_predictions(number).read_bytes()
+        hashes.add(hashlib.sha256(predictions).hexdigest())
     assert len(hashes) == 1
-    return seconds[1] / seconds[workers]
+    return speeds[workers] / speeds[1]
 
 
-def measure_prediction(
-    model: Path, notes: Path, out: Path, num_notes: int, workers: int
-) -> float:
+def measure_speed(model: Path, few: NotesFile, many: NotesFile, workers: int) -> float:
+    """Return the notes per second of a long prediction.
+
+    This is the speed of all notes but the first: the difference between the notes of
+    two files, divided by the difference between the times of two commands. So the start
+    of Python and of the workers does not count, as it hardly does with a million notes.
+
+    Args:
+        model: The folder of the model.
+        few: A file of few notes.
+        many: A file of many notes.
+        workers: Number of workers; 1 predicts in one process.
+    """
+    start_seconds = measure_prediction(model, few, workers)
+    seconds = measure_prediction(model, many, workers)
+    speed = (many.number - few.number) / (seconds - start_seconds)
+    print(f"predict, {workers} process(es): {speed:.0f} notes/s without the start")
+    return speed
+
+
+def measure_prediction(model: Path, notes: NotesFile, workers: int) -> float:
     """Predict notes with a number of workers; return the seconds.
 
     Args:
         model: The folder of the model.
         notes: The file of notes.
-        out: The file of predictions.
-        num_notes: The number of notes.
         workers: Number of workers; 1 predicts in one process.
     """
-    words = ["predict", str(model), str(notes), "--out", str(out)]
+    out = notes.name_predictions(workers)
+    words = ["predict", str(model), str(notes.path), "--out", str(out)]
     run = measure_command([*words, "--workers", str(workers)])
-    print(f"predict, {workers} process(es): {run.describe(num_notes)}", flush=True)
+    print(f"predict, {workers} process(es): {run.describe(notes.number)}", flush=True)
     return run.seconds
 
 
