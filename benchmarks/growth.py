@@ -159,7 +159,7 @@ def match_concepts(terms: int) -> Iterator[Callable[[], float]]:
 def predict_notes(notes: int) -> Iterator[Callable[[], float]]:
     """Yield a function that predicts notes of ten sentences, read as a stream."""
     with scratch() as folder:
-        fn.simulate(_training(300, epochs=2), folder / "run")
+        fn.simulate(_training(100, epochs=1), folder / "run")
         model_folder = next(
             path
             for path in (folder / "run" / "alone").glob("**/model")
@@ -199,7 +199,7 @@ def _median_seconds(function: Callable[[], object], repeats: int) -> float:
 
 CASES = {
     "sentences": Case(
-        train_sentences, float, (1000, 2000, 4000, 8000, 16000), (300, 1200)
+        train_sentences, float, (1000, 2000, 4000, 8000, 16000), (200, 800)
     ),
     "types": Case(
         step_crf,
@@ -217,7 +217,7 @@ CASES = {
     "concepts": Case(
         match_concepts, lambda terms: 1.0, (10**4, 10**5, 10**6), (10**4, 10**5)
     ),
-    "notes": Case(predict_notes, float, (500, 1000, 2000, 4000, 8000), (150, 600)),
+    "notes": Case(predict_notes, float, (500, 1000, 2000, 4000, 8000), (100, 400)),
 }
 
 

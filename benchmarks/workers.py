@@ -75,7 +75,10 @@ def compare(name: str, table: dict[str, Any], folder: Path, workers: int) -> Non
     """Print the seconds with one process and with workers, and their ratio."""
     # This process loads kernels, tokenizers and encoders before the clock starts. The
     # workers load their own, which counts.
-    warm_up = {**table, "synthetic": {"sites": 2, "sentences": 10}}
+    warm_up = table | {
+        "conditions": ["federated"],
+        "synthetic": {"sites": 2, "sentences": 10},
+    }
     measure(warm_up, folder / f"{name}-warm-up", 1)
     one = measure(table, folder / f"{name}-1", 1)
     several = measure(table, folder / f"{name}-{workers}", workers)

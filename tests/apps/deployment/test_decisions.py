@@ -263,8 +263,8 @@ def test_a_file_that_the_server_lacks_is_reported_before_sites_are_asked(
     (hospitals.setups[""].kit / "server.toml").write_text(
         '[files]\nword_vectors = "../../here.txt"'
     )
-    with pytest.raises(AssertionError):  # now the sites are asked, who lack it too
-        hospitals.run()
+    # Now the sites are asked, who lack it too.
+    assert "its notes or its site file do not match the job" in hospitals.refusal()
 
 
 @pytest.mark.parametrize(
