@@ -11,9 +11,8 @@ from __future__ import annotations
 # ---- text ----------------------------------------------------------------------------
 
 NOTE = 2**24  # characters of one note; the longest note of MIMIC-III has some 55,000
-LINE = (
-    2**26
-)  # characters of a line of JSON or of a row of a table; more is an unclosed quote
+# Characters of a line of JSON or of a row of a table; more is an unclosed quote.
+LINE = 2**26
 TOKEN_LINE = 2**20  # characters of a line of CoNLL, which holds one token
 FILE = 2**26  # bytes of a file that is read as a whole: JSON, a text, its annotations
 MARKUP = 2**20  # bytes of one tag, comment or declaration of XML
@@ -38,7 +37,7 @@ ENTITY_TYPES = 10_000  # in one corpus
 # A parsed value takes up to a hundred times the memory of its text, and nesting uses
 # the interpreter's stack, so both are bounded before parsing.
 JSON_VALUES = 2**21  # about 400 MB of memory at worst
-JSON_DEPTH = 64  # nested tables and lists
+JSON_DEPTH = 64  # nested objects and lists
 
 # ---- binary corpora ------------------------------------------------------------------
 

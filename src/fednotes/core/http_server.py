@@ -104,7 +104,7 @@ class _ReadingWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Begin to watch, if anything is unread."""
+        """Begin to watch if the client has not yet read everything."""
         if self._timer is None:
             self._unread = self._transport.get_write_buffer_size()
             if self._unread:
@@ -186,7 +186,7 @@ def make_protocol_with_deadline() -> Any:  # noqa: C901 - all methods count
             super().resume_writing()
             self._reading.stop()
             if self.transport.is_closing():
-                self._reading.begin()  # for the rest
+                self._reading.begin()  # until the client has read the rest
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._reading.stop()

@@ -35,7 +35,7 @@ class FramePipe:
         """Write a frame, and wait until the pipe has taken all of it.
 
         Raises:
-            PipeClosedError: Nobody can read it any more.
+            PipeClosedError: The other end of the pipe has been closed.
         """
         view = memoryview(frame).cast("B")
         try:

@@ -375,7 +375,8 @@ def assign(table: dict[str, Any], assignment: str) -> None:
         if text.lstrip().startswith(("[", "{")):
             raise ParameterError(
                 f"`settings` {assignment}: expected a list or table as in TOML, with "
-                'texts in quotes, such as ["a", "b"]; in a shell, put \' around it all'
+                'texts in quotes, such as ["a", "b"]; in a shell, put the whole '
+                "argument in single quotes"
             ) from None
         value = text
 

@@ -512,7 +512,7 @@ def _opening_out(path: Path) -> Iterator[IO[bytes]]:
 
 
 def follow_links(path: Path) -> Path:
-    """Return the target of the links at a path to which something is written.
+    """Follow the links at a path that will be written to, and return their target.
 
     The operating system follows links in the folders of the path.
 

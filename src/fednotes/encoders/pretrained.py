@@ -677,7 +677,9 @@ def _open_tokenizer(directory: Path) -> Any:
             "number of sub-words: copy the directory again"
         )
     if not tokenizer.is_fast:
-        raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
+        raise ModelError(
+            f"{directory}: the model needs a fast tokenizer (tokenizer.json)"
+        )
     # Without a tokenizer.json, the library makes one, as from a file of SentencePiece.
     _require_bounded_text(directory, *_list_steps(tokenizer))
     marks = tokenizer.num_special_tokens_to_add()

@@ -537,7 +537,7 @@ class SecureSeal:
         Each start has new numbers and keys, and no sum of an earlier one is opened.
 
         Raises:
-            RefusedError: The server has started again since.
+            RefusedError: The server has been restarted since the start in the request.
         """
         if server_start < self._server_start:
             raise RefusedError(

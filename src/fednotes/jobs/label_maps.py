@@ -82,14 +82,14 @@ class KnownNames:
             for label, mentions in counts.items():
                 name = _Name(site, label, mentions)
                 self._by_spelling[_join_words(label)].append(name)
-        # The name of some words with the most mentions.
+        # For each sequence of words, the name with the most mentions.
         self._best_of_words: dict[tuple[str, ...], str] = {}
         for label in sorted(self._mentions, key=self._rank):
             self._best_of_words[_split_into_words(label)] = label
         self._lengths = sorted({len(words) for words in self._best_of_words} - {0})
 
     def _rank(self, label: str) -> tuple[int, str]:
-        """Return the sort key of a name, the largest of which is proposed."""
+        """Return a sort key; of several names, the one with the largest is proposed."""
         return self._mentions[label], label
 
     def map_spellings(self) -> Iterator[LabelMap]:
@@ -119,11 +119,11 @@ class KnownNames:
             yield from self._map_lone_names(site, lone, counts)
 
     def map_new_names(self, site: str, new: Mapping[str, int]) -> Iterator[LabelMap]:
-        """Yield proposals for further names of a site, which no site has so far.
+        """Yield proposals for new names of a site, which no site has used so far.
 
         Args:
             site: The site.
-            new: Number of mentions by further name.
+            new: Number of mentions by new name.
         """
         by_spelling: defaultdict[str, list[_Name]] = defaultdict(list)
         for label, mentions in new.items():
@@ -151,16 +151,7 @@ class KnownNames:
         """
         spellings_here = set(map(_join_words, labels_here))
         for label in lone:
-            words = _split_into_words(label)
-            # Names of equal words have equal spellings, so the site has all or none of
-            # them, and the number of their mentions is that at other sites.
-            broader = [
-                self._best_of_words[part]
-                for length in self._lengths
-                if length < len(words)
-                for part in (words[:length], words[-length:])
-                if part in self._best_of_words and "".join(part) not in spellings_here
-            ]
+            broader = self._list_broader_names(label, spellings_here)
             if broader:
                 most_used = max(broader, key=self._rank)
                 reason = (
@@ -168,6 +159,23 @@ class KnownNames:
                     "whether they are the same"
                 )
                 yield LabelMap(site, label, most_used, reason, is_active=False)
+
+    def _list_broader_names(self, label: str, spellings_here: set[str]) -> list[str]:
+        """Return the names whose words are the first or the last words of a name.
+
+        Args:
+            label: The name.
+            spellings_here: The spellings of all names of its site. A broader name with
+                one of these spellings is left out, because the site has it, too.
+        """
+        words = _split_into_words(label)
+        return [
+            self._best_of_words[part]
+            for length in self._lengths
+            if length < len(words)
+            for part in (words[:length], words[-length:])
+            if part in self._best_of_words and "".join(part) not in spellings_here
+        ]
 
 
 def _map_variants(spelling: str, names: list[_Name]) -> Iterator[LabelMap]:

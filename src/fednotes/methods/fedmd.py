@@ -313,9 +313,9 @@ class _Sentences(Step):
         return int(self.own.encoded.lengths[self.own_indices].sum())
 
     def loss(self, batch: Sequence[Any]) -> Tensor:
-        """Return the mean loss of own words, plus the weighted one of public words.
+        """Return the mean loss over own words plus the weighted one over public words.
 
-        A step has one part, so the mean is over this part.
+        This is the only part of its batch, so `batch` is not needed for the means.
         """
         del batch
         of_own = self.model.losses(self.own, self.own_indices).source

@@ -365,8 +365,8 @@ class Site(AveragingSite, MentionSite):
             return
         if not self.config.choose_threshold or threshold not in THRESHOLDS:
             raise RefusedError(
-                f"site {self.id!r} received the threshold {threshold:g}, which is "
-                "none that this job chooses from"
+                f"site {self.id!r} received the threshold {threshold:g}, which is not "
+                "one of those that this job chooses from"
             )
         self.model.config = replace(self.model.config, threshold=threshold)
 

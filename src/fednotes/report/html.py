@@ -339,8 +339,8 @@ class _Page:
     def _require_filled_tables(self) -> None:
         """Raise DataError if the tables by entity type and disease are mostly empty.
 
-        They have a cell for each type in each condition. If each condition had other
-        types, their size would grow with the square of that of the files.
+        The tables have a cell for each type in each condition. If every condition had
+        different types, the tables would grow with the square of the size of the files.
         """
         num_cells = 0
         num_filled = 0
@@ -353,8 +353,8 @@ class _Page:
                 num_filled += sum(map(len, tables.values()))
         if num_cells > 2 * num_filled + _MAX_EMPTY_CELLS:
             raise DataError(
-                "the summary of this run has other entity types or diseases in each "
-                f"condition, and tables of {num_cells:,} cells are not shown: the "
+                "the summary of this run has different entity types or diseases in "
+                f"each condition, and tables of {num_cells:,} cells are not shown: the "
                 "run's folder is damaged; copy it again"
             )
 

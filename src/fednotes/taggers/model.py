@@ -490,7 +490,7 @@ class TaggingModel(Model):
         return self._read_batch(corpus, chosen)
 
     def _batch_by_length(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
-        """Group sentences of similar length into batches without gradients."""
+        """Group sentences of similar length into batches, for use without gradients."""
         return batch_similar_lengths(lengths.tolist(), MAX_SUBWORDS, MAX_SENTENCES)
 
     def losses(

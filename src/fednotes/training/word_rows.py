@@ -49,7 +49,7 @@ def find_tables(shared: Tensors) -> tuple[str, ...]:
 def list_mark_shapes(
     shared: Tensors, names: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each table's marks, by the name of their tensor."""
+    """Return the shapes of the tensors that mark the tables' rows, by tensor name."""
     return {name + MARKS: (len(shared[name]),) for name in names}
 
 

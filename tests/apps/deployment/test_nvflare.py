@@ -654,7 +654,7 @@ def test_an_exchange_ends_within_its_deadlines(
 
 def test_an_exchange_does_not_wait_for_a_lost_site(tmp_path: Path) -> None:
     controller = Pretend({"a": (0.0, answer), "b": (60.0, answer)})
-    controller._contacts["b"] -= flare.LOST_SECONDS + 1
+    controller._contacts["b"] -= flare.JOB_LOST_SECONDS + 1
     sent, start = transport(controller, tmp_path), time.monotonic()
     replies = list(
         sent.exchange({"a": b"1", "b": b"1"}, timeout=30, grace=30, enough=2)

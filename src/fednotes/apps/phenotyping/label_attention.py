@@ -334,7 +334,7 @@ class LabelAttention(nn.Module):
             return self._read(patients).half().cpu()
 
     def _read(self, patients: SubWords) -> Tensor:
-        """Return H of all patients, which the encoder reads now."""
+        """Return H of all patients, which the encoder computes without the cache."""
         chunks = cut_into_chunks(patients, self.config.length)
         if not len(chunks):
             return torch.zeros(0, self.backbone.width, device=self.device)
@@ -356,15 +356,16 @@ class LabelAttention(nn.Module):
             )
             is_text = self._find_text(lengths, ids.shape[1])
             if is_in_parts and torch.is_grad_enabled():
-                read: Tensor = checkpoint(
+                part_states: Tensor = checkpoint(
                     self._read_chunks, ids, mask, is_text, use_reentrant=False
                 )
             else:
-                read = self._read_chunks(ids, mask, is_text)
-            states.append(read)
+                part_states = self._read_chunks(ids, mask, is_text)
+            states.append(part_states)
             places.append(concatenate_ranges(starts, lengths))
-        back = torch.from_numpy(np.argsort(np.concatenate(places))).to(self.device)
-        return torch.cat(states).index_select(0, back)
+        # Put the states back into the order of the notes' sub-words.
+        original_order = torch.from_numpy(np.argsort(np.concatenate(places)))
+        return torch.cat(states).index_select(0, original_order.to(self.device))
 
     def _count_most_chunks(self) -> int:
         """Return the maximum number of chunks that the encoder reads at once.

@@ -213,7 +213,7 @@ def weigh_features(
     for column, (disease, positive) in enumerate(svms.classifiers):
         if positive == PRESENT:
             weights = svms.weight[:, column]
-            chosen[model.phenotypes[disease]] = _select_largest(weights)
+            chosen[model.phenotypes[disease]] = _select_extremes(weights)
     concepts = {index for weights in chosen.values() for index, _ in weights}
     names = _name_concepts(features.matcher.dictionary, concepts)
     return {
@@ -222,8 +222,11 @@ def weigh_features(
     }
 
 
-def _select_largest(weights: np.ndarray) -> list[tuple[int, float]]:
-    """Return the index and value of the largest and smallest weights, from the top."""
+def _select_extremes(weights: np.ndarray) -> list[tuple[int, float]]:
+    """Return the largest and smallest weights and their indices, largest first.
+
+    Weights of 0 are left out.
+    """
     order = np.argsort(-weights, kind="stable")
     ends = [*order[:MAX_WEIGHTS], *order[max(MAX_WEIGHTS, len(order) - MAX_WEIGHTS) :]]
     return [(int(index), float(weights[index])) for index in ends if weights[index]]

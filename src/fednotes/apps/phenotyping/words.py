@@ -87,11 +87,11 @@ def make_origin_finder(text: str) -> Callable[[int, int], tuple[int, int]] | Non
         # Several characters may begin at `start`. All but the last are accents, which
         # are dropped.
         first = int(np.searchsorted(places, start, side="right")) - 1
-        last = int(np.searchsorted(places, end - 1, side="right"))
+        stop = int(np.searchsorted(places, end - 1, side="right"))
         # Accents on the last letter belong to it.
-        while last < len(text) and places[last] == end and not lengths[last]:
-            last += 1
-        return first, last
+        while stop < len(text) and places[stop] == end and not lengths[stop]:
+            stop += 1
+        return first, stop
 
     return find_origin
 

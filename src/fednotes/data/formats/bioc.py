@@ -338,7 +338,7 @@ def require_objects(value: Any, key: str) -> list[Any]:
 
 
 def _parse_whole_number(value: Mapping[str, Any], key: str) -> int:
-    """Return a number from 0 in a field of an object, written as number or text."""
+    """Return a field's whole number, which is at least 0 and may be written as text."""
     number = value.get(key)
     if isinstance(number, str) and re.fullmatch("[0-9]{1,9}", number.strip()):
         return int(number)

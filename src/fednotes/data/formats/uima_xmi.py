@@ -463,7 +463,7 @@ def _add_part_of_cas(cas: _Cas, name: str, attributes: Mapping[str, str]) -> Non
 
 
 def _parse_annotation(element: Element, type: str, path: Path) -> _Annotation:
-    """Return the annotation of an element; raise DataError if it has no offsets."""
+    """Return an element's annotation; raise DataError if an offset is not a number."""
     attributes = element.attributes or {}
     offsets = (attributes["begin"], attributes["end"])
     if not all(re.fullmatch("[0-9]{1,9}", offset) for offset in offsets):

@@ -458,7 +458,7 @@ def _list_label_maps(job: Job, maps: Sequence[LabelMap]) -> Iterator[Setting]:
 def _find_unmapped_types(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
     """Yield types that only one site has although its label_map renames others."""
     maps = find_label_maps(counts)
-    alike = {(each.site, each.old) for each in maps}
+    names_with_proposal = {(each.site, each.old) for each in maps}
     targets = {each.new for each in maps}
     num_sites = Counter(label for of_site in counts.values() for label in of_site)
     for site, config in job.sites.items():
@@ -471,7 +471,7 @@ def _find_unmapped_types(job: Job, counts: _MentionCounts) -> Iterator[Cause]:
             for label, number in site_counts.items()
             if num_sites[label] == 1
             and label not in targets
-            and (site, label) not in alike
+            and (site, label) not in names_with_proposal
         }
         if not lone:
             continue

@@ -114,7 +114,8 @@ def _drop_leaks(site: SiteOfJob, parts: Parts) -> None:
     """Drop training sentences that occur in valid or test, and report how many."""
     for part in ("valid", "test"):
         parts["train"], dropped = remove_leaks(parts["train"], parts[part])
-        # Without a file of its own, valid was split off train.
+        # Without a file of its own, valid was split off train, so its sentences are
+        # reported as training sentences.
         if part == "test" and not site.config.valid:
             parts["valid"], more = remove_leaks(parts["valid"], parts["test"])
             dropped += more

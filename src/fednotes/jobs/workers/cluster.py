@@ -129,7 +129,7 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="CRITICAL")
     except ray.exceptions.AuthenticationError:
         raise ConfigError(
-            "this process has no token of the Ray cluster, or another one: copy the "
+            "this process has no token for the Ray cluster, or a wrong one: copy the "
             f"head node's ~/.ray/auth_token, or set RAY_AUTH_TOKEN_PATH ({_PAGE})"
         ) from None
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:

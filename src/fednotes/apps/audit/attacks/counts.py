@@ -111,7 +111,7 @@ def list_observed_counts(scene: Scene) -> list[Observation]:
     """Return the observations that contain counts of the site.
 
     These are the first evaluation or, for jobs on patients, all evaluations and the
-    sums that only count.
+    sums that consist only of counts.
     """
     evaluations = _list_evaluations(scene)
     if not scene.has_patients:

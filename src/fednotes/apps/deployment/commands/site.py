@@ -192,7 +192,7 @@ def site_rules(
     elif processes.read_status(kit).is_running:
         say(
             "[policy] applies now; everything else applies when the site next joins a "
-            "run (also one that is waiting for approval) or is started again"
+            "run (including one that is waiting for approval) or is started again"
         )
     else:
         say("the rules apply when the site is started")

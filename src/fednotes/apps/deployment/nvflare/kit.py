@@ -119,47 +119,63 @@ def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
         for job in jobs
         if NAME.fullmatch(str(job.get("job_id")))
     }
+    order = _SubmissionOrder(jobs_by_id)
+    return [dict(jobs_by_id[job_id]) for job_id in sorted(jobs_by_id, key=order.rank)]
 
-    def submit_time(job: Mapping[str, Any]) -> float:
-        """Return when a job was submitted; 0 if that is unknown."""
-        return find_number(job, "submit_time") or 0.0
 
-    def find_origin(job_id: str) -> str:
-        """Return the id of the submission that a submission repeats; "" for none."""
-        return str(jobs_by_id.get(job_id, {}).get("cloned_from") or "")
+class _SubmissionOrder:
+    """The order of submissions, some of which repeat earlier ones.
 
-    # Each submission -> the time of the first one, and the number of repetitions since.
-    places: dict[str, tuple[float, int]] = {}
+    Args:
+        jobs: NVFlare's facts of each submission, by its id.
+    """
 
-    def find_place(job_id: str) -> tuple[float, int]:
-        """Add a submission and its origins to `places`; return its own entry."""
+    def __init__(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+        self._jobs = jobs
+        # For each submission whose chain of origins was followed: the time of the first
+        # submission of the chain, and the number of repetitions since.
+        self._places: dict[str, tuple[float, int]] = {}
+
+    def rank(self, job_id: str) -> tuple[float, int, float]:
+        """Return the sort key of a submission.
+
+        It is the time of the first submission, the number of repetitions since, and the
+        time of this one. Both times are by the server's clock.
+        """
+        if job_id not in self._places:
+            self._place_chain(job_id)
+        return *self._places[job_id], self._get_time(job_id)
+
+    def _place_chain(self, job_id: str) -> None:
+        """Find the places of a submission and of those that it repeats."""
         # From the submission to its origins. A dictionary keeps this order and reveals
         # a circle, which a forged history may contain.
         chain = {job_id: None}
-        origin = find_origin(job_id)
-        while origin in jobs_by_id and origin not in chain and origin not in places:
+        origin = self._find_origin(job_id)
+        while (
+            origin in self._jobs and origin not in chain and origin not in self._places
+        ):
             chain[origin] = None
-            origin = find_origin(origin)
+            origin = self._find_origin(origin)
+
         oldest = next(reversed(chain))
-        place = (submit_time(jobs_by_id[oldest]), 0)
-        if origin in places:
-            place = (places[origin][0], places[origin][1] + 1)
-        elif origin:  # it was deleted, or the chain is a circle
-            place = (place[0], 1)
-        for number, each in enumerate(reversed(chain)):
-            places[each] = (place[0], place[1] + number)
-        return places[job_id]
+        if origin in self._places:
+            first_time, repetitions = self._places[origin]
+            repetitions += 1
+        else:
+            first_time = self._get_time(oldest)
+            # An origin that is not placed was deleted, or the chain is a circle.
+            repetitions = 1 if origin else 0
+        for number, each in enumerate(reversed(chain), repetitions):
+            self._places[each] = (first_time, number)
 
-    def sort_key(job: Mapping[str, Any]) -> tuple[float, int, float]:
-        """Return the time of the first submission, the repetitions since, and the time.
+    def _find_origin(self, job_id: str) -> str:
+        """Return the id of the submission that a submission repeats; "" for none."""
+        return str(self._jobs[job_id].get("cloned_from") or "")
 
-        Both times are by the server's clock.
-        """
-        job_id = str(job["job_id"])
-        place = places.get(job_id) or find_place(job_id)
-        return *place, submit_time(job)
-
-    return [dict(job) for job in sorted(jobs_by_id.values(), key=sort_key)]
+    def _get_time(self, job_id: str) -> float:
+        """Return when a job was submitted; 0 if that is unknown."""
+        return find_number(self._jobs[job_id], "submit_time") or 0.0
 
 
 def _make_name_safe(job: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -485,9 +485,10 @@ def read_last_refusal(kit: Path) -> str:
 
 
 def is_connected(contact: LastContact | None, now: float) -> bool:
-    """Return whether the server has answered within the last seconds.
+    """Return whether the server has answered within the last `LOST_SECONDS`.
 
-    An answer with a time in the future does not count: the clock was set back since.
+    An answer whose time is further in the future than that does not count either: the
+    clock was set back after it.
 
     Args:
         contact: The site's record of the server's answers.

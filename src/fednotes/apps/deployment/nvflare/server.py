@@ -71,7 +71,7 @@ REASON = "fednotes_reason"  # header of a site's reply: why it contains no frame
 # The commands that an admin may send to a running job.
 PROGRESS = "fednotes.progress"
 PAUSE = "fednotes.pause"
-LOST_SECONDS = 30.0  # a site's job process sends a heartbeat every 5 s
+JOB_LOST_SECONDS = 30.0  # a site's job process sends a heartbeat every 5 s
 # Meanings of NVFlare's return codes, for sites that give no reason themselves.
 REASONS = {
     ReturnCode.EXECUTION_EXCEPTION: "its process failed: see its log (a full disk?)",
@@ -296,7 +296,7 @@ class FlareTransport:
         Such a site has never taken part, or has been silent for too long. A site that
         returns must wait for the next submission.
         """
-        return self._controller.measure_silence(site) > LOST_SECONDS
+        return self._controller.measure_silence(site) > JOB_LOST_SECONDS
 
     def list_present_sites(self) -> tuple[str, ...]:
         """Return the sites that take part in this submission, in the job's order."""
@@ -612,7 +612,7 @@ class Admin:
         except (api_spec.NoConnection, api_spec.SessionClosed) as error:
             raise TrainingError("the connection to the server is lost") from error
         except api_spec.AuthorizationError as error:
-            raise RefusedError(f"the server refuses this: {error}") from error
+            raise RefusedError(f"the server refuses this command: {error}") from error
         except Exception as error:  # the API raises whatever the server sends
             raise TrainingError(f"the server reports: {error}") from error
 

@@ -965,13 +965,13 @@ class SiteGuard:
 
     @contextmanager
     def _holding_replies(self) -> Iterator[None]:
-        """Keep other processes of the kit from checking a reply meanwhile.
+        """Keep other processes of the kit from checking a reply at the same time.
 
-        A reply is counted and then written in the ledger. Two processes that count at
-        the same time would both find the last place of `max_rounds` free.
+        A reply is counted and then written to the ledger. Two processes that count at
+        the same time would both find that one more round is within `max_rounds`.
 
         Raises:
-            Withheld: The file that is locked cannot be opened.
+            Withheld: The lock file cannot be opened.
         """
         path = self._kit / RULES / "replies.lock"
         with ExitStack() as stack:

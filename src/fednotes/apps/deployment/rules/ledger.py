@@ -1006,7 +1006,7 @@ class _LineChecker:
             self.faults.append(
                 Fault(self.lines, "altered: its hash does not match its content")
             )
-            # Either hash may be the correct one.
+            # The content or the hash was altered, so the next line may name either.
             self._previous_hashes = (digest, hash_in_line) if digest else ()
             number = self._expected_number
         else:
