@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,9 @@ class Toy:
 
     tasks: ClassVar[frozenset[str]] = frozenset(
         {"count", "share", "train", "send", "evaluate", "finish"}
+    )
+    builds_on: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {"send": ("train",)}
     )
 
     def __init__(self, name: str, inside: Callable[[], None] = lambda: None) -> None:

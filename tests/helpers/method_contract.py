@@ -35,6 +35,7 @@ from method_runs import (
     assert_close_facts,
     bits,
     copied,
+    find_uses_of_earlier_tasks,
     fixed_marks,
     with_known,
 )
@@ -456,6 +457,25 @@ class MethodContract:
         self, reference: Reference
     ) -> None:
         assert remaining(reference.case, "secret") > reference.case.least_missed
+
+    def test_a_task_that_uses_an_earlier_one_is_bound_to_its_question(
+        self, reference: Reference
+    ) -> None:
+        """Otherwise a lying server gets the earlier task's numbers of one site alone:
+        it sends the other sites parameters without gradients for that task."""
+        site_class = type(reference.members[0])
+        assert site_class.builds_on.keys() <= site_class.tasks
+        declared = {
+            (task, earlier)
+            for task, earlier_tasks in site_class.builds_on.items()
+            for earlier in earlier_tasks
+        }
+        # A site that compresses its update sends it in a second task.
+        job = Job.short(reference.case, compression="packed")
+        used = find_uses_of_earlier_tasks(job)
+        # Sites judge a model that their private parameters belong to; see docs/privacy.md.
+        judging = {pair for pair in used if pair[0] in site_class.for_all_sites}
+        assert used - judging - declared == set()
 
     def test_every_count_that_leaves_a_site_is_a_multiple_of_the_step(
         self, reference: Reference

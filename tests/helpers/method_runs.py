@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
 import torch
 
+from fednotes.core.errors import FednotesError
 from fednotes.core.federation import State
 from fednotes.core.types import SiteData
 from fednotes.core.update import Tensors, Total, Update
@@ -75,6 +76,86 @@ class Recording(InProcess):
             (site.id, task, replace(update, tensors=copied(update.tensors)))
         )
         return update
+
+
+class Call(NamedTuple):
+    """A task that a site ran in a round."""
+
+    round: int
+    task: str
+    tensors: Tensors
+    options: Mapping[str, Any]
+
+
+class CallsOfOneSite(InProcess):
+    """Keeps the calls of the first site, in order."""
+
+    def __init__(self, sites: Sequence[Any]) -> None:
+        super().__init__(sites)
+        self.calls: list[Call] = []
+        self._round = -1  # outside of all rounds
+        self._first_site = sites[0]
+
+    def rounds(self, start: int, stop: int) -> Iterator[Any]:
+        for turn in super().rounds(start, stop):
+            self._round = turn.number
+            yield turn
+        self._round = -1
+
+    def run(self, site: Any, task: str, tensors: Any, options: Any) -> Update:
+        if site is self._first_site:
+            call = Call(self._round, task, copied(tensors or {}), dict(options))
+            self.calls.append(call)
+        return super().run(site, task, tensors, options)
+
+
+def find_uses_of_earlier_tasks(job: Job) -> set[tuple[str, str]]:
+    """Return pairs of a task and an earlier one of its round whose result it uses.
+
+    The calls of a site are repeated at a new one, with other tensors in one call. The
+    answers to later calls of the round, which receive the same as before, then show
+    whether they use its result.
+    """
+    with fixed_marks():
+        engine = CallsOfOneSite(job.make_all())
+        job.train(engine)
+        expected = _repeat(job, engine.calls)
+        pairs = set[tuple[str, str]]()
+        for number, changed in enumerate(engine.calls):
+            later = [
+                k
+                for k, call in enumerate(engine.calls)
+                if k > number and call.round == changed.round >= 0
+            ]
+            if later and changed.tensors:
+                other = {n: _change(value) for n, value in changed.tensors.items()}
+                calls = [*engine.calls[: later[-1] + 1]]
+                calls[number] = changed._replace(tensors=other)
+                answers = _repeat(job, calls)
+                pairs |= {
+                    (calls[k].task, changed.task)
+                    for k in later
+                    if k >= len(answers) or answers[k] != expected[k]
+                }
+    return pairs
+
+
+def _change(value: torch.Tensor) -> torch.Tensor:
+    """Return other floating-point values; integers are names of rows and codes."""
+    return value * 0.5 if value.is_floating_point() else value
+
+
+def _repeat(job: Job, calls: Sequence[Call]) -> list[tuple[Any, ...]]:
+    """Return the numbers of a new site's answers, up to one that it refuses."""
+    site = job.make(0)
+    answers: list[tuple[Any, ...]] = []
+    for call in calls:
+        try:
+            update = getattr(site, call.task)(copied(call.tensors), **call.options)
+        except FednotesError:
+            break
+        answers.append((bits(copied(update.tensors)), update.weight, update.metrics))
+    return answers
 
 
 def copied(tensors: Tensors) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -159,6 +160,10 @@ class MethodSite(SiteTasks, Protocol):
         read_only: The tasks after which all later answers stay the same. A site's
             policy counts different questions, and a question includes all earlier tasks
             of the site except these. A restarted server may repeat them at no cost.
+        builds_on: For each task, the earlier ones whose results it uses. Under a secure
+            sum, their questions are part of its own (`engines/history.py`). Results
+            that a site keeps from earlier rounds, such as private parameters, do not
+            count, because a site may have missed one of these rounds.
         counting: The tasks whose updates have only numbers of examples. A server that
             sees a site's numbers refuses others than whole ones from zero.
         for_all_sites: The tasks of a round that all sites run, even if the sites of the
@@ -168,6 +173,7 @@ class MethodSite(SiteTasks, Protocol):
 
     rounds_counts: ClassVar[bool] = False
     read_only: ClassVar[frozenset[str]] = frozenset()
+    builds_on: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     counting: ClassVar[frozenset[str]] = frozenset()
     for_all_sites: ClassVar[frozenset[str]] = frozenset({"evaluate"})
     num_examples: int

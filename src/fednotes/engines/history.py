@@ -443,8 +443,9 @@ class QuestionHistory:
         trained: Whether `history` includes a task of a round.
         newest_tensors: Digest of the tensors received last.
         round_tensors: Digest of the tensors that the tasks of this round compute with.
-        question: Digest of the newest task, its options and round, and all of the
-            above.
+        task_questions: The newest question of each task that others build on.
+        question: Digest of the newest task, its options and round, the questions of the
+            tasks that it builds on, and all of the above.
     """
 
     prepared: bytes = b""
@@ -452,10 +453,16 @@ class QuestionHistory:
     trained: bool = False
     newest_tensors: bytes = b""
     round_tensors: bytes = b""
+    task_questions: Mapping[str, bytes] = field(default_factory=dict)
     question: bytes = b""
 
     def add_request(
-        self, request: Request, received: bytes, *, strict: bool
+        self,
+        request: Request,
+        received: bytes,
+        *,
+        builds_on: Mapping[str, Sequence[str]],
+        strict: bool,
     ) -> QuestionHistory:
         """Return the history extended by one task.
 
@@ -466,6 +473,10 @@ class QuestionHistory:
             request: The request of the task.
             received: Digest of the tensors that the task receives, also of those from
                 the journal; b"" for none.
+            builds_on: For each task, the earlier ones whose results it uses. Their
+                questions are part of its own, whatever a server claims about rounds.
+                Otherwise, a server could ask the earlier task with other tensors at
+                each site, and then the same question at all of them.
             strict: Whether all sites are in every sum. If so, all have the same
                 history, and it is part of the question: a server that makes one site go
                 back, or run a task that the others did not, gets no further sum with
@@ -481,6 +492,10 @@ class QuestionHistory:
         else:
             round_tensors = newest_tensors if request.tensors_of_request else b""
         round_number = -1 if request.preparing else request.round
+        earlier_questions = [
+            self.task_questions.get(task, b"")
+            for task in builds_on.get(request.task, ())
+        ]
         question = hash_parts(
             "question",
             self.prepared,
@@ -489,16 +504,21 @@ class QuestionHistory:
             round_number,
             json.dumps(dict(request.options), sort_keys=True),
             round_tensors,
+            *earlier_questions,
         )
         prepared = (
             hash_parts("prepared", question) if request.preparing else self.prepared
         )
+        task_questions = self.task_questions
+        if any(request.task in earlier_tasks for earlier_tasks in builds_on.values()):
+            task_questions = {**task_questions, request.task: question}
         return QuestionHistory(
             prepared=prepared,
             history=compute_history(question),
             trained=self.trained or not request.preparing,
             newest_tensors=newest_tensors,
             round_tensors=round_tensors,
+            task_questions=task_questions,
             question=question,
         )
 
@@ -508,6 +528,9 @@ class QuestionHistory:
             "prepared": self.prepared.hex(),
             "history": self.history.hex(),
             "trained": self.trained,
+            "task_questions": {
+                task: question.hex() for task, question in self.task_questions.items()
+            },
         }
 
     @classmethod
@@ -515,11 +538,19 @@ class QuestionHistory:
         """Return what `to_json` saved.
 
         Raises:
-            ValueError, KeyError, TypeError: The values are not such.
+            ValueError, KeyError, TypeError, AttributeError: The values are not such.
         """
-        prepared = bytes.fromhex(saved["prepared"])
-        history = bytes.fromhex(saved["history"])
-        return cls(prepared, history, bool(saved["trained"]))
+        task_questions = {
+            task: bytes.fromhex(question)
+            # States of earlier versions have none.
+            for task, question in saved.get("task_questions", {}).items()
+        }
+        return cls(
+            prepared=bytes.fromhex(saved["prepared"]),
+            history=bytes.fromhex(saved["history"]),
+            trained=bool(saved["trained"]),
+            task_questions=task_questions,
+        )
 
 
 def compute_history(question: bytes) -> bytes:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from fednotes.core.cleaning import clean_to_one_line
@@ -124,6 +125,7 @@ class SiteHost:
             that no sum hides.
         read_only: The tasks of the method after which all later answers stay the
             same.
+        builds_on: For each task, the earlier ones whose results it uses.
         max_norm: Largest L2 norm of an update; 0 sets no limit.
         keeping: Seconds of tasks that would have to be repeated after a restart before
             a further state is saved at the start of a round.
@@ -151,6 +153,7 @@ class SiteHost:
         sealer: SecureSeal | None = None,
         public: Mapping[str, Callable[[SiteTasks], Tensors]] | None = None,
         read_only: Collection[str] = (),
+        builds_on: Mapping[str, Sequence[str]] = MappingProxyType({}),
         max_norm: float = 0.0,
         keeping: float = 20.0,
         pace: AnswerTimes | None = None,
@@ -172,6 +175,7 @@ class SiteHost:
         self._explain_to_server = explain_to_server or explain_error
         self._public = dict(public or {})
         self._read_only = frozenset(read_only)
+        self._builds_on = builds_on
         self._directory = directory
         self._journal = Journal(directory, name, job)
         self._server_start = self._journal.server_start
@@ -431,7 +435,9 @@ class SiteHost:
         fingerprint = fingerprint_tensors(tensors) if tensors else b""
         if self._sealer is not None:
             strict = self._sealer.strict
-            self._asked = self._asked.add_request(request, fingerprint, strict=strict)
+            self._asked = self._asked.add_request(
+                request, fingerprint, builds_on=self._builds_on, strict=strict
+            )
         self._trail = self._trail.add_request(request, fingerprint)
         self._worked = True
         self._open_question = self._trail.question

@@ -639,6 +639,9 @@ class AveragingSite(SiteTasks):
         {"count", "take_share", TRAIN, "send", EVALUATE, "keep", "finish"}
     )
     for_all_sites: ClassVar[frozenset[str]] = frozenset({EVALUATE, "keep"})
+    builds_on: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {"send": (TRAIN,)}
+    )
 
     def __init__(  # noqa: PLR0913 - all but two are optional, by keyword
         self,

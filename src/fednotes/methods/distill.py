@@ -344,6 +344,9 @@ class Site(MentionSite):
         {"begin", "update_weights", TRAIN, EVALUATE, "trace", "finish"}
     )
     for_all_sites = frozenset({EVALUATE, "trace"})
+    builds_on: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {"update_weights": ("begin",), TRAIN: ("begin",), "trace": (EVALUATE,)}
+    )
     rounds_counts = True
     config: Config
 

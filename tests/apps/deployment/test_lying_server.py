@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ class Case(Net):
             name=site,
             guard=SiteGuard(kit, site, "run", TABLE, lambda: self.rules, **rules),
             sealer=seal_of(self.folder, site, self.threshold) if self.secure else None,
+            builds_on=Toy.builds_on,
             tell=self.messages[site].append,
         )
 
@@ -244,6 +245,44 @@ def test_earlier_broadcasts_are_part_of_the_question(case: Case) -> None:
     case.stand(last)
     case.server._sent_number, case.members.newest_tensors_at = last["a"], dict(last)
     assert "received different requests" in case.refuses("train", round=1)
+
+
+def _in_a_round_of_its_own(request: Request) -> Request:
+    return replace(request, first=True, round=request.round + 1)
+
+
+@pytest.mark.parametrize("threshold", [2, 3])
+@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("task_between", [False, True])
+def test_the_second_task_of_a_round_is_bound_to_the_first(
+    threshold: int,
+    lies: bool,
+    task_between: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tensors are equal at all sites, but those of the first task were not. No sum
+    of the first task was opened, but the server claims that it counts."""
+    case = Case(tmp_path, threshold)
+    case.prepared()
+    case.lies = {"train": dead}
+    case.refuses("train", X, round=0)
+    case.lies = {}
+    case.stand({site: case.hosts[site]._journal.last for site in SITES})
+    if task_between:
+        with suppress(FednotesError):
+            case.server.sum("evaluate", X)
+        case.stand({site: case.hosts[site]._journal.last for site in SITES})
+    if lies:
+        make_request = case.members.make_request
+        monkeypatch.setattr(
+            case.members,
+            "make_request",
+            lambda *args, **options: _in_a_round_of_its_own(
+                make_request(*args, **options)
+            ),
+        )
+    assert "received different" in case.refuses("send", {"scale": torch.ones(4)})
 
 
 def test_rewinding_one_site_alone_gives_no_sum(case: Case) -> None:
@@ -398,12 +437,19 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     )
     history = QuestionHistory(prepared=b"p", history=b"h", newest_tensors=b"t")
 
+    def add(
+        now: QuestionHistory, request: Request, received: bytes, *, strict: bool = True
+    ) -> QuestionHistory:
+        return now.add_request(
+            request, received, builds_on=Toy.builds_on, strict=strict
+        )
+
     def received(tensors: Any) -> bytes:
         return fingerprint_tensors(tensors) if tensors else b""
 
     def question(now: QuestionHistory, tensors: Any = None, **changes: Any) -> bytes:
         changed = replace(request, **changes)
-        return now.add_request(changed, received(tensors), strict=True).question
+        return add(now, changed, received(tensors)).question
 
     different = [
         question(history),
@@ -431,30 +477,25 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     )
     assert len(set(same)) == 1
     loose = {
-        now.add_request(request, b"", strict=False).question
+        add(now, request, b"", strict=False).question
         for now in (
             history,
             QuestionHistory(prepared=b"p", history=b"i", newest_tensors=b"t"),
         )
     }
     assert len(loose) == 1  # where sums leave sites out, histories differ
-    first_question = history.add_request(request, received(X), strict=True)
+    first_question = add(history, request, received(X))
     goes_on = replace(request, first=False, tensors_of_request=0)
     assert (
-        first_question.add_request(goes_on, b"", strict=True).round_tensors
+        add(first_question, goes_on, b"").round_tensors
         == first_question.round_tensors
         != b""
     )
-    assert (
-        first_question.add_request(
-            replace(goes_on, first=True), b"", strict=True
-        ).round_tensors
-        == b""
-    )
+    assert add(first_question, replace(goes_on, first=True), b"").round_tensors == b""
     assert question(history, preparing=True, round=0) == question(
         history, preparing=True, round=5
     )
-    early = history.add_request(replace(request, preparing=True), b"", strict=True)
+    early = add(history, replace(request, preparing=True), b"")
     assert early.prepared not in (b"p", b"")
     assert (early.trained, first_question.trained, first_question.prepared) == (
         False,
@@ -463,8 +504,40 @@ def test_questions_are_equal_only_if_every_part_is_equal() -> None:
     )
     assert len({early.history, first_question.history, b"h"}) == 3
     assert QuestionHistory.from_json(first_question.to_json()) == QuestionHistory(
-        first_question.prepared, first_question.history, True
+        first_question.prepared,
+        first_question.history,
+        True,
+        task_questions={"train": first_question.question},
     )
+
+
+def test_a_question_includes_those_of_the_tasks_that_it_builds_on() -> None:
+    """Also after a restart, and whatever a request claims about its round."""
+    train, send, evaluate = (
+        Request(JOB, 1, 1, task, round=3) for task in ("train", "send", "evaluate")
+    )
+
+    def ask_to_send(first_tensors: bytes, *, first: bool, between: bool) -> bytes:
+        history = QuestionHistory()
+        for request, tensors in ((train, first_tensors), (evaluate, b"w"))[
+            : 1 + between
+        ]:
+            history = history.add_request(
+                request, tensors, builds_on=Toy.builds_on, strict=False
+            )
+        restored = QuestionHistory.from_json(history.to_json())
+        return restored.add_request(
+            replace(send, first=first), b"s", builds_on=Toy.builds_on, strict=False
+        ).question
+
+    for first in (False, True):
+        for between in (False, True):
+            questions = [
+                ask_to_send(tensors, first=first, between=between)
+                for tensors in (b"x", b"y", b"x")
+            ]
+            assert questions[0] != questions[1]
+            assert questions[0] == questions[2]
 
 
 def test_a_task_of_a_round_is_refused_outside_the_secure_sum(case: Case) -> None:

@@ -214,6 +214,7 @@ def _create_host(
             SCORES: partial(_share_scores, setup.kit),
         },
         read_only=job.module.site_class.read_only,
+        builds_on=job.module.site_class.builds_on,
         max_norm=job.federation.max_norm,
         pace=pace,
         tell=lambda line: logger.info("%s", line),

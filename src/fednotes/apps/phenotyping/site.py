@@ -109,6 +109,7 @@ class Site(MethodSite):
         "calibrate",
     }
     for_all_sites = AveragingSite.for_all_sites
+    builds_on = AveragingSite.builds_on
     read_only = frozenset({"count_codes", "count_concepts", "count_labels"})
     counting = read_only
 
