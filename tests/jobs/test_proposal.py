@@ -294,6 +294,30 @@ def test_names_of_many_sites_are_compared_in_linear_time() -> None:
         assert (proposed.site, proposed.new) == ("a", "disorder7")
 
 
+def test_names_with_many_words_are_compared_in_linear_time() -> None:
+    """Broader names have at most twenty words, or each length would cost time."""
+    words = [f"v{number}" for number in range(3000)]
+    labels = {
+        "short": {" ".join(words[:n]): 1 for n in range(1, 1500)},
+        "long": {" ".join([*words[:1500], f"x{n}"]): 1 for n in range(500)},
+    }
+    with processor_time_below(10):  # it was over a minute
+        proposed = find_label_maps(labels)
+    assert {each.new for each in proposed if each.site == "long"} == {
+        " ".join(words[:20])
+    }
+
+
+def test_new_names_of_many_sites_are_compared_in_linear_time() -> None:
+    """Each site has another variant of a name that all of them use."""
+    number = 10_000
+    names = KnownNames({f"s{n}": {"drug": 1} for n in range(number)})
+    with processor_time_below(10):  # it was a minute
+        for n in range(number):
+            (proposed,) = names.map_new_names(f"s{n}", {"Drug" + "!" * (n % 50): 1})
+            assert (proposed.new, proposed.is_active) == ("drug", False)
+
+
 def test_names_that_no_site_has_are_compared_with_those_of_all_sites() -> None:
     names = KnownNames({"one": {"Drug": 5}, "two": {"Disease": 3, "Dose": 1}})
     new = {"DRUGS": 2, "Disease_disorder": 1, "strong dose": 1, "Place": 1}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _MIN_PLURAL = 4  # minimum length of a word that may be a plural
+_MAX_WORDS = 20  # of a broader name; each number of words costs time
 _SINGULAR_ENDS = ("ss", "is", "us")
 
 
@@ -46,6 +47,30 @@ class _Name(NamedTuple):
     mentions: int
 
 
+# The sort key of a name among those of a spelling. The first one is the name that most
+# sites use; ties go to the name with most mentions, and then to one that is not in
+# capitals.
+_Rank = tuple[int, int, bool, str]
+
+
+class _Spelling:
+    """The names of sites that have one spelling.
+
+    Args:
+        names: The names of each site.
+
+    Attributes:
+        names: The same.
+        best: The rank of the name that most sites use.
+        names_per_site: The number of names of each site.
+    """
+
+    def __init__(self, names: Sequence[_Name]) -> None:
+        self.names = names
+        self.best = min(_rank_names(names))
+        self.names_per_site = Counter(name.site for name in names)
+
+
 def find_label_maps(
     types: Mapping[str, Mapping[str, int]],
 ) -> tuple[LabelMap, ...]:
@@ -75,18 +100,21 @@ class KnownNames:
         self._types = types
         self._mentions: Counter[str] = Counter()  # at all sites
         self._sites: Counter[str] = Counter()  # number of sites that use a name
-        self._by_spelling: defaultdict[str, list[_Name]] = defaultdict(list)
+        names = []
         for site, counts in types.items():
             self._mentions.update(counts)
             self._sites.update(counts.keys())
-            for label, mentions in counts.items():
-                name = _Name(site, label, mentions)
-                self._by_spelling[_join_words(label)].append(name)
+            names += _list_names(site, counts)
+        self._spellings = {
+            spelling: _Spelling(names_of_spelling)
+            for spelling, names_of_spelling in _group_by_spelling(names).items()
+        }
         # For each sequence of words, the name with the most mentions.
         self._best_of_words: dict[tuple[str, ...], str] = {}
         for label in sorted(self._mentions, key=self._rank):
             self._best_of_words[_split_into_words(label)] = label
-        self._lengths = sorted({len(words) for words in self._best_of_words} - {0})
+        lengths = {len(words) for words in self._best_of_words}
+        self._lengths = sorted(lengths & set(range(1, _MAX_WORDS + 1)))
 
     def _rank(self, label: str) -> tuple[int, str]:
         """Return a sort key; of several names, the one with the largest is proposed."""
@@ -94,18 +122,19 @@ class KnownNames:
 
     def map_spellings(self) -> Iterator[LabelMap]:
         """Yield proposals for names that differ only in spelling."""
-        for spelling, names in self._by_spelling.items():
-            yield from _map_variants(spelling, names)
+        for spelling in self._spellings.values():
+            *_, common_label = spelling.best
+            yield from _map_to(common_label, spelling.names, spelling.names_per_site)
 
     def map_to_broader_names(
         self, mapped_names: set[tuple[str, str]]
     ) -> Iterator[LabelMap]:
         """Yield proposals for names with all words of a broader name at one end.
 
-        The broader name is one of another site. A site that has both names
-        distinguishes the two, so nothing is proposed; nor is anything for a name that
-        other sites have too. Of several broader names, the one with the most mentions
-        is proposed.
+        The broader name is one of another site, and has at most `_MAX_WORDS` words. A
+        site that has both names distinguishes the two, so nothing is proposed; nor is
+        anything for a name that other sites have too. Of several broader names, the one
+        with the most mentions is proposed.
 
         Args:
             mapped_names: The site and name of earlier proposals.
@@ -125,16 +154,18 @@ class KnownNames:
             site: The site.
             new: Number of mentions by new name.
         """
-        by_spelling: defaultdict[str, list[_Name]] = defaultdict(list)
-        for label, mentions in new.items():
-            by_spelling[_join_words(label)].append(_Name(site, label, mentions))
         mapped_names = set()
-        for spelling, names in by_spelling.items():
-            names_of_sites = self._by_spelling.get(spelling, [])
-            for proposal in _map_variants(spelling, names_of_sites + names):
-                if proposal.site == site and proposal.old in new:
-                    mapped_names.add(proposal.old)
-                    yield proposal
+        for spelling, names in _group_by_spelling(_list_names(site, new)).items():
+            best = min(_rank_names(names))
+            names_here = len(names)
+            known = self._spellings.get(spelling)
+            if known is not None:
+                best = min(best, known.best)
+                names_here += known.names_per_site[site]
+            *_, common_label = best
+            for proposal in _map_to(common_label, names, {site: names_here}):
+                mapped_names.add(proposal.old)
+                yield proposal
         lone = [label for label in new if label not in mapped_names]
         labels_here = [*self._types.get(site, {}), *new]
         yield from self._map_lone_names(site, lone, labels_here)
@@ -178,17 +209,31 @@ class KnownNames:
         ]
 
 
-def _map_variants(spelling: str, names: list[_Name]) -> Iterator[LabelMap]:
-    """Yield proposals for the names of a spelling, if there are several."""
-    has_variants = len({name.label for name in names}) > 1
-    if spelling and has_variants:
-        yield from _map_to_most_common(names)
+def _list_names(site: str, counts: Mapping[str, int]) -> list[_Name]:
+    """Return the names of a site."""
+    return [_Name(site, label, mentions) for label, mentions in counts.items()]
 
 
-def _map_to_most_common(names: list[_Name]) -> Iterator[LabelMap]:
-    """Yield proposals to rename variants of a name to the most common one."""
-    common_label = _find_most_common_label(names)
-    names_per_site = Counter(name.site for name in names)
+def _group_by_spelling(names: Iterable[_Name]) -> dict[str, list[_Name]]:
+    """Return names by their spelling, without those that have no letter or digit."""
+    groups: defaultdict[str, list[_Name]] = defaultdict(list)
+    for name in names:
+        spelling = _join_words(name.label)
+        if spelling:
+            groups[spelling].append(name)
+    return groups
+
+
+def _map_to(
+    common_label: str, names: Iterable[_Name], names_per_site: Mapping[str, int]
+) -> Iterator[LabelMap]:
+    """Yield proposals to rename variants of a name to the most common one.
+
+    Args:
+        common_label: The most common one.
+        names: The variants; the most common one may be among them.
+        names_per_site: The number of variants of each site.
+    """
     for name in names:
         if name.label == common_label:
             continue
@@ -201,24 +246,17 @@ def _map_to_most_common(names: list[_Name]) -> Iterator[LabelMap]:
         )
 
 
-def _find_most_common_label(names: list[_Name]) -> str:
-    """Return the name that most sites use; ties go to the name with most mentions.
-
-    If names are still tied, one that is not in capitals is preferred.
-    """
-    sites = Counter(name.label for name in names)
+def _rank_names(names: Iterable[_Name]) -> list[_Rank]:
+    """Return the rank of each name; see `_Rank`."""
+    sites: Counter[str] = Counter()
     mentions: Counter[str] = Counter()
     for name in names:
+        sites[name.label] += 1
         mentions[name.label] += name.mentions
-    return min(
-        sites,
-        key=lambda label: (
-            -sites[label],
-            -mentions[label],
-            label.isupper(),
-            label,
-        ),
-    )
+    return [
+        (-number, -mentions[label], label.isupper(), label)
+        for label, number in sites.items()
+    ]
 
 
 def _join_words(label: str) -> str:
