@@ -134,6 +134,22 @@ def finished(site: SiteHost, number: int, counted: int, server_start: int = 1) -
     )
 
 
+def test_an_intact_state_is_kept_while_files_cannot_be_opened(tmp_path: Path) -> None:
+    server = Server(host(tmp_path))
+    server.play(4, every=2)
+    states = sorted(path.name for path in (tmp_path / "states").iterdir())
+    assert len(states) > 1
+
+    server.host = host(tmp_path)  # the site's process was started again
+    no_file = OSError(errno.EMFILE, "Too many open files")
+    with mock.patch.object(core_tensors, "load_file", side_effect=no_file):
+        reply = server.ask(BEGIN)
+    assert reply.later
+    assert "cannot be read now (Too many open files)" in reply.refusal
+    assert sorted(path.name for path in (tmp_path / "states").iterdir()) == states
+    assert server.train(4).update is not None
+
+
 def test_a_repeated_request_gets_the_stored_reply_and_runs_no_task(
     server: Server, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ SHA-256 of both.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, ModelError, TrainingError
+from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.parsing import open_regular, read_json
 from fednotes.core.seeds import seed_of
 from fednotes.core.store import write_folder
@@ -244,11 +245,20 @@ def load_state(
         return tensors, facts
 
 
+# What this process or its machine lacks for now; the file may be intact.
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+
+
 @contextmanager
 def restoring(path: Path | str) -> Iterator[None]:
-    """Turn any error of reading a stored state into a ModelError that names its path.
+    """Turn errors of reading a stored state into ones that name its path.
 
     An edited or truncated state can fail in any of these ways.
+
+    Raises:
+        ModelError: The state is damaged.
+        FednotesError: It cannot be read now, for example because too many files are
+            open. It may be intact.
     """
     try:
         yield
@@ -263,6 +273,11 @@ def restoring(path: Path | str) -> Iterator[None]:
         AttributeError,
         ArithmeticError,
     ) as error:
+        if isinstance(error, OSError) and error.errno in _SHORTAGES:
+            raise FednotesError(
+                f"{path}: the saved state cannot be read now ({error.strerror}): try "
+                "again later"
+            ) from error
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ModelError(
             f"{path}: cannot read the saved state ({reason}): move this folder away "
