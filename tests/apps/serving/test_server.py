@@ -26,7 +26,7 @@ from fednotes.apps.serving.limits import Limits
 from fednotes.apps.serving.metrics import Metrics
 from fednotes.apps.serving.model_queue import BATCH_INPUTS, ModelQueue
 from fednotes.apps.serving.server import read_token, serve
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.parsing import parse_json
 from fednotes.core.types import Document, Span
 from fednotes.core.work import count_items
@@ -688,6 +688,34 @@ def test_the_model_stops_when_nobody_waits() -> None:
         assert [span.label for span in answer.spans] == ["NAME"]
 
     asyncio.run(leave())
+
+
+class _FaultyModel(CapitalWords):
+    """Fails for some texts, as a model of a plugin may."""
+
+    def __call__(self, texts: Sequence[str]) -> list[Document]:
+        if "stop" in texts:
+            raise StopIteration
+        return super().__call__([text for text in texts if text != "none"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("stop", "stopped before its result"), ("none", "0 results for 1 inputs")],
+)
+def test_a_model_that_fails_oddly_does_not_end_the_queue(
+    text: str, message: str
+) -> None:
+    async def ask() -> None:
+        queue = ModelQueue(_FaultyModel(), Metrics())
+        worker = asyncio.ensure_future(queue.run())
+        with pytest.raises(ModelError, match=message):
+            await asyncio.wait_for(queue.predict([text]), 20)
+        (answer,) = await asyncio.wait_for(queue.predict(["Bo"]), 20)
+        worker.cancel()
+        assert answer.text == "Bo"
+
+    asyncio.run(ask())
 
 
 def test_the_model_goes_on_if_one_of_two_clients_waits() -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fednotes.apps.serving.metrics import Metrics
+from fednotes.core.errors import ModelError
 from fednotes.core.types import Document
 from fednotes.core.work import reporting_to
 
@@ -140,13 +141,18 @@ class ModelQueue:
             return []
         try:
             with reporting_to(_Watch(batch)):
-                return list(self._model([model_input for model_input, _ in batch]))
+                results = list(self._model([model_input for model_input, _ in batch]))
+            if len(results) != len(batch):
+                raise ModelError(
+                    f"the model returned {len(results)} results for {len(batch)} inputs"
+                )
+            return results
         except _NobodyWaits:
             return [None] * len(batch)
         except Exception as error:
             if len(batch) == 1:
                 return [error]
-        results: list[Any] = []
+        results = []
         for each in batch:
             results += self._call_model([each])
         return results
@@ -166,6 +172,8 @@ def _set_result(future: asyncio.Future[Any], result: Any) -> None:
     """Set a future's result, or its exception."""
     if future.done():
         return
+    if isinstance(result, StopIteration):  # a future cannot have this exception
+        result = ModelError("the model stopped before its result")
     if isinstance(result, Exception):
         future.set_exception(result)
     else:
