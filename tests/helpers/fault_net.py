@@ -71,6 +71,7 @@ class Net:
                 job=JOB,
                 name=site,
                 sealer=self.seal and self.seal(site),
+                builds_on=Toy.builds_on,
                 max_norm=self.max_norm,
                 keeping=self.keeping(site),
             )
