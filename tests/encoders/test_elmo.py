@@ -214,7 +214,8 @@ def test_layers_equal_those_of_the_numpy_program(
 
 def test_reading_can_be_stopped_between_batches(tmp_path: Path) -> None:
     write(tmp_path / "m", OPTIONS)
-    listener = mock.Mock(**{"advance.side_effect": InterruptedError})
+    listener = mock.Mock()
+    listener.advance.side_effect = InterruptedError
     with pytest.raises(InterruptedError), reporting_to(listener):
         load(tmp_path / "m").compute_hidden(passages(SENTENCES))
     listener.begin.assert_called_once_with("reading sentences", None)

@@ -88,7 +88,8 @@ def test_a_padded_batch_equals_one_sentence_at_a_time(
 
 
 def test_reading_can_be_stopped_between_windows(bert: Path) -> None:
-    listener = mock.Mock(**{"advance.side_effect": InterruptedError})
+    listener = mock.Mock()
+    listener.advance.side_effect = InterruptedError
     with pytest.raises(InterruptedError), reporting_to(listener):
         HuggingFaceEncoder(bert).compute_hidden(passages(SENTENCES))
     listener.begin.assert_called_once_with("reading windows", None)

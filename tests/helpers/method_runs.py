@@ -121,22 +121,22 @@ def find_uses_of_earlier_tasks(job: Job) -> set[tuple[str, str]]:
         job.train(engine)
         expected = _repeat(job, engine.calls)
         pairs = set[tuple[str, str]]()
-        for number, changed in enumerate(engine.calls):
-            later = [
-                k
-                for k, call in enumerate(engine.calls)
-                if k > number and call.round == changed.round >= 0
-            ]
-            if later and changed.tensors:
-                other = {n: _change(value) for n, value in changed.tensors.items()}
-                calls = [*engine.calls[: later[-1] + 1]]
-                calls[number] = changed._replace(tensors=other)
-                answers = _repeat(job, calls)
-                pairs |= {
-                    (calls[k].task, changed.task)
-                    for k in later
-                    if k >= len(answers) or answers[k] != expected[k]
-                }
+        for number, call in enumerate(engine.calls):
+            if call.round < 0 or not call.tensors:
+                continue
+            tensors = {name: _change(value) for name, value in call.tensors.items()}
+            end_of_round = number + 1
+            while end_of_round < len(engine.calls) and (
+                engine.calls[end_of_round].round == call.round
+            ):
+                end_of_round += 1
+            calls = engine.calls[:end_of_round]
+            calls[number] = call._replace(tensors=tensors)
+            answers = _repeat(job, calls)
+            for later in range(number + 1, end_of_round):
+                is_refused = later >= len(answers)
+                if is_refused or answers[later] != expected[later]:
+                    pairs.add((calls[later].task, call.task))
     return pairs
 
 

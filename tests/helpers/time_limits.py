@@ -37,7 +37,7 @@ def processor_time_below(seconds: float) -> Iterator[None]:
     start = time.process_time()
     try:
         yield
-        taken = time.process_time() - start
+        processor_time = time.process_time() - start
     finally:
         gc.enable()
-    assert taken < seconds
+    assert processor_time < seconds

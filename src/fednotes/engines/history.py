@@ -509,9 +509,9 @@ class QuestionHistory:
         prepared = (
             hash_parts("prepared", question) if request.preparing else self.prepared
         )
-        task_questions = self.task_questions
+        task_questions = dict(self.task_questions)
         if any(request.task in earlier_tasks for earlier_tasks in builds_on.values()):
-            task_questions = {**task_questions, request.task: question}
+            task_questions[request.task] = question
         return QuestionHistory(
             prepared=prepared,
             history=compute_history(question),

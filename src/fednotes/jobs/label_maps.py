@@ -47,10 +47,17 @@ class _Name(NamedTuple):
     mentions: int
 
 
-# The sort key of a name among those of a spelling. The first one is the name that most
-# sites use; ties go to the name with most mentions, and then to one that is not in
-# capitals.
-_Rank = tuple[int, int, bool, str]
+class _Rank(NamedTuple):
+    """The sort key of a name among those of its spelling.
+
+    The smallest rank is that of the name that most sites use. Ties go to the name with
+    most mentions, and then to one that is not in capitals.
+    """
+
+    negative_sites: int
+    negative_mentions: int
+    is_upper: bool
+    label: str
 
 
 class _Spelling:
@@ -61,13 +68,13 @@ class _Spelling:
 
     Attributes:
         names: The same.
-        best: The rank of the name that most sites use.
+        first_rank: The rank of the name that most sites use.
         names_per_site: The number of names of each site.
     """
 
     def __init__(self, names: Sequence[_Name]) -> None:
         self.names = names
-        self.best = min(_rank_names(names))
+        self.first_rank = _find_first_rank(names)
         self.names_per_site = Counter(name.site for name in names)
 
 
@@ -114,7 +121,7 @@ class KnownNames:
         for label in sorted(self._mentions, key=self._rank):
             self._best_of_words[_split_into_words(label)] = label
         lengths = {len(words) for words in self._best_of_words}
-        self._lengths = sorted(lengths & set(range(1, _MAX_WORDS + 1)))
+        self._lengths = sorted(n for n in lengths if 1 <= n <= _MAX_WORDS)
 
     def _rank(self, label: str) -> tuple[int, str]:
         """Return a sort key; of several names, the one with the largest is proposed."""
@@ -123,7 +130,7 @@ class KnownNames:
     def map_spellings(self) -> Iterator[LabelMap]:
         """Yield proposals for names that differ only in spelling."""
         for spelling in self._spellings.values():
-            *_, common_label = spelling.best
+            common_label = spelling.first_rank.label
             yield from _map_to(common_label, spelling.names, spelling.names_per_site)
 
     def map_to_broader_names(
@@ -156,14 +163,13 @@ class KnownNames:
         """
         mapped_names = set()
         for spelling, names in _group_by_spelling(_list_names(site, new)).items():
-            best = min(_rank_names(names))
+            first_rank = _find_first_rank(names)
             names_here = len(names)
-            known = self._spellings.get(spelling)
-            if known is not None:
-                best = min(best, known.best)
-                names_here += known.names_per_site[site]
-            *_, common_label = best
-            for proposal in _map_to(common_label, names, {site: names_here}):
+            known_spelling = self._spellings.get(spelling)
+            if known_spelling is not None:
+                first_rank = min(first_rank, known_spelling.first_rank)
+                names_here += known_spelling.names_per_site[site]
+            for proposal in _map_to(first_rank.label, names, {site: names_here}):
                 mapped_names.add(proposal.old)
                 yield proposal
         lone = [label for label in new if label not in mapped_names]
@@ -246,17 +252,17 @@ def _map_to(
         )
 
 
-def _rank_names(names: Iterable[_Name]) -> list[_Rank]:
-    """Return the rank of each name; see `_Rank`."""
+def _find_first_rank(names: Iterable[_Name]) -> _Rank:
+    """Return the rank of the name that most sites use; see `_Rank`."""
     sites: Counter[str] = Counter()
     mentions: Counter[str] = Counter()
     for name in names:
         sites[name.label] += 1
         mentions[name.label] += name.mentions
-    return [
-        (-number, -mentions[label], label.isupper(), label)
+    return min(
+        _Rank(-number, -mentions[label], label.isupper(), label)
         for label, number in sites.items()
-    ]
+    )
 
 
 def _join_words(label: str) -> str:

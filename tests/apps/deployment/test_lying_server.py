@@ -247,10 +247,6 @@ def test_earlier_broadcasts_are_part_of_the_question(case: Case) -> None:
     assert "received different requests" in case.refuses("train", round=1)
 
 
-def _in_a_round_of_its_own(request: Request) -> Request:
-    return replace(request, first=True, round=request.round + 1)
-
-
 @pytest.mark.parametrize("threshold", [2, 3])
 @pytest.mark.parametrize("lies", [False, True])
 @pytest.mark.parametrize("task_between", [False, True])
@@ -275,13 +271,12 @@ def test_the_second_task_of_a_round_is_bound_to_the_first(
         case.stand({site: case.hosts[site]._journal.last for site in SITES})
     if lies:
         make_request = case.members.make_request
-        monkeypatch.setattr(
-            case.members,
-            "make_request",
-            lambda *args, **options: _in_a_round_of_its_own(
-                make_request(*args, **options)
-            ),
-        )
+
+        def claim_a_new_round(task: str, **fields: Any) -> Request:
+            request = make_request(task, **fields)
+            return replace(request, first=True, round=request.round + 1)
+
+        monkeypatch.setattr(case.members, "make_request", claim_a_new_round)
     assert "received different" in case.refuses("send", {"scale": torch.ones(4)})
 
 
@@ -517,18 +512,19 @@ def test_a_question_includes_those_of_the_tasks_that_it_builds_on() -> None:
         Request(JOB, 1, 1, task, round=3) for task in ("train", "send", "evaluate")
     )
 
+    def add(
+        history: QuestionHistory, request: Request, received: bytes
+    ) -> QuestionHistory:
+        return history.add_request(
+            request, received, builds_on=Toy.builds_on, strict=False
+        )
+
     def ask_to_send(first_tensors: bytes, *, first: bool, between: bool) -> bytes:
-        history = QuestionHistory()
-        for request, tensors in ((train, first_tensors), (evaluate, b"w"))[
-            : 1 + between
-        ]:
-            history = history.add_request(
-                request, tensors, builds_on=Toy.builds_on, strict=False
-            )
+        history = add(QuestionHistory(), train, first_tensors)
+        if between:
+            history = add(history, evaluate, b"w")
         restored = QuestionHistory.from_json(history.to_json())
-        return restored.add_request(
-            replace(send, first=first), b"s", builds_on=Toy.builds_on, strict=False
-        ).question
+        return add(restored, replace(send, first=first), b"s").question
 
     for first in (False, True):
         for between in (False, True):

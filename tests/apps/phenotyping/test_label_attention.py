@@ -302,11 +302,11 @@ def test_reading_can_be_stopped_between_chunks(
 ) -> None:
     monkeypatch.setattr(work, "INTERVAL", 0.0)
     network = adapted_network_of(bert, replace(SMALL, chunks=1)).train()
-    read = count_read_chunks(network, monkeypatch)
+    chunks_per_call = count_read_chunks(network, monkeypatch)
     patients = sub_words(bert, NOTES)
     with pytest.raises(InterruptedError), reporting_to(_Stops()):
         network.compute_logits(patients)
-    assert len(read) == 2
+    assert len(chunks_per_call) == 2
     assert network.training
     with reporting_to(_Stops()):  # a step of training reports no work of its own
         network.loss(patients, np.zeros((4, LABELS), np.int8))
