@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from fednotes.core.kernels import compile_kernels
+
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
 from worker_runs import find_workers
 
@@ -88,6 +90,7 @@ def measure_speed(model: Path, few: NotesFile, many: NotesFile, workers: int) ->
     This is the speed of all notes but the first: the difference between the notes of
     two files, divided by the difference between the times of two commands. So the start
     of Python and of the workers does not count, as it hardly does with a million notes.
+    Kernels are compiled before the clock starts.
 
     Args:
         model: The folder of the model.
@@ -95,6 +98,7 @@ def measure_speed(model: Path, few: NotesFile, many: NotesFile, workers: int) ->
         many: A file of many notes.
         workers: Number of workers; 1 predicts in one process.
     """
+    compile_kernels()
     start_seconds = measure_prediction(model, few, workers)
     seconds = measure_prediction(model, many, workers)
     speed = (many.number - few.number) / (seconds - start_seconds)
