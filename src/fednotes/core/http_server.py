@@ -130,6 +130,9 @@ class _ReadingWatch:
 def make_protocol_with_deadline() -> Any:  # noqa: C901 - all methods count
     """Make a class of uvicorn's protocol that sets a deadline for each request's head.
 
+    A request that was answered before its body arrived, such as one that is refused,
+    has the same deadline for the rest of its body.
+
     If there are too many connections, the one that has waited longest for a head is
     closed. A connection is also closed if its client does not read the answer, which
     would otherwise stay in memory as long as the client likes.
@@ -194,8 +197,13 @@ def make_protocol_with_deadline() -> Any:  # noqa: C901 - all methods count
 
         def _unset_keepalive_if_required(self) -> None:
             # uvicorn would end the deadline at the first byte; it must last until the
-            # head is complete.
-            if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            # head is complete. It must also last if the request was answered before its
+            # body arrived: otherwise, the client could keep the connection for ever.
+            is_answering = (
+                self.conn.their_state is not h11.IDLE
+                and self.conn.our_state is not h11.DONE
+            )
+            if is_answering or self.transport.is_closing():
                 super()._unset_keepalive_if_required()
 
     return DeadlineProtocol

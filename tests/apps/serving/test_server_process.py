@@ -251,6 +251,38 @@ def test_a_slow_answer_is_awaited_and_a_silent_connection_is_closed(
     assert end == b""
 
 
+@pytest.mark.parametrize("more", [b"", b"1"])
+def test_a_body_that_never_arrives_keeps_no_connection_that_was_answered(
+    monkeypatch: pytest.MonkeyPatch, more: bytes
+) -> None:
+    """A request is refused without its body, of which nothing or a part follows."""
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.3)
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def ask_without_a_body() -> bytes:
+        protocol = http_server.make_protocol_with_deadline()
+        options = uvicorn.Config(refuse, log_config=None)
+        state = uvicorn.server.ServerState()
+        served = await asyncio.get_running_loop().create_server(
+            lambda: protocol(options, state, {}), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*served.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+        answer = await reader.readuntil(b"no")
+        writer.write(more)
+        rest = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        served.close()
+        assert b" 403 " in answer
+        return rest
+
+    assert asyncio.run(ask_without_a_body()) == b""
+
+
 def test_the_server_accepts_only_its_token_over_tls(place: Place, model: Path) -> None:
     token = place.folder / "token"
     token.write_text(TOKEN)
