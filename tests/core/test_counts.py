@@ -81,3 +81,16 @@ def test_the_last_bits_of_a_scaled_sum_do_not_reveal_the_exact_count() -> None:
     exact = total * (20 / 23)
     assert bits(total) < 35 < bits(exact)  # so the attack works on the product itself
     assert bits(scale_sum(total, 23, 10)) <= 23
+
+
+@pytest.mark.parametrize("times", [2, 12, 100])
+def test_a_multiple_of_a_count_reveals_no_more_than_the_count(times: int) -> None:
+    """Such as 12 codes of each patient: 440 of 37 patients would be of no other number."""
+    for count in range(1, 300):
+        reported = round_count(times * count, 10, times)
+        assert reported == times * round_count(count, 10)
+        loss = scale_sum(times * count * 0.5, times * count, 10, times)
+        assert loss / reported == 0.5
+    # If some examples lack some of the numbers, few are not reported as none.
+    assert round_count(1, 10, times) == 10 * times
+    assert round_count(7, 1, times) == 7

@@ -1,11 +1,11 @@
-"""With a `count_step`, Platt scaling counts patients in steps."""
+"""With a `count_step`, sites count patients in steps, whatever they sum over them."""
 
 from __future__ import annotations
 
 import numpy as np
 from method_runs import run
 from phenotype_cases import calibrated_case
-from phenotype_patients import without_stage_1
+from phenotype_patients import config_of, without_stage_1
 
 STEP = 10
 
@@ -31,3 +31,32 @@ def test_platt_scaling_rounds_counts_of_patients() -> None:
         rounded_sums[:, 0], numbers.sum(1) * np.log(2), rtol=2**-23
     )
     np.testing.assert_allclose(rounded_sums[:, 5], numbers.sum(1) / 4, rtol=2**-23)
+
+
+def test_numbers_of_pairs_follow_from_rounded_numbers_of_patients() -> None:
+    """Patients are rounded, and then multiplied by epochs, codes and classifiers. A
+    multiple of the exact number, in steps, would reveal the exact number."""
+    settings = config_of(local_epochs=3, classifier_epochs=4)
+    engine, _ = run(calibrated_case(settings), count_step=STEP)
+    for site in engine.members:
+        updates = [(task, sent) for id, task, sent in engine.sent if id == site.id]
+        trained = [sent for task, sent in updates if task == "train"]
+        of_codes = [
+            sent.metrics["examples"]
+            for sent in trained
+            if "patients" not in sent.tensors
+        ]
+        of_classifiers = [
+            sent.metrics["examples"] for sent in trained if "patients" in sent.tensors
+        ]
+        held_out = [
+            sent.metrics["pairs"] for _, sent in updates if "pairs" in sent.metrics
+        ]
+        assert of_codes
+        assert of_classifiers
+        assert held_out
+        assert {number % (3 * STEP) for number in of_codes} == {0}
+        times = 4 * len(site.classifiers.svms.classifiers)
+        assert {number % (times * STEP) for number in of_classifiers} == {0}
+        outputs = len(site.code_learner.outputs)
+        assert {number % (outputs * STEP) for number in held_out} == {0}

@@ -354,9 +354,10 @@ class CodeLearner(AveragingSite):
         if self._held_out is None:
             self._held_out = self._read_patients(self.data.valid, self.data)
         scores = self._score(self._held_out)
+        outputs = len(self.outputs)
         metrics = {
-            "loss": scale_sum(scores.loss, scores.pairs, self.count_step),
-            "pairs": float(round_count(scores.pairs, self.count_step)),
+            "loss": scale_sum(scores.loss, scores.pairs, self.count_step, outputs),
+            "pairs": float(round_count(scores.pairs, self.count_step, outputs)),
         }
         return Update(metrics=metrics)
 
@@ -598,11 +599,19 @@ class Classifiers:
             for name, value in self.svms.to_float32().items()
         }
         sums["patients"] = patients
+        times = self._count_uses()
         metrics = {
-            "loss": scale_sum(loss, pairs, self.count_step),
-            "examples": float(round_count(pairs, self.count_step)),
+            "loss": scale_sum(loss, pairs, self.count_step, times),
+            "examples": float(round_count(pairs, self.count_step, times)),
         }
         return Update(sums, 1.0, metrics)
+
+    def _count_uses(self) -> int:
+        """Return how often a cycle uses a patient who is labelled for each disease."""
+        epochs = self.config.classifier_epochs
+        if self.svms.config.solver == "converged":
+            epochs = 1
+        return max(1, epochs * len(self.svms.classifiers))
 
     def _train_epochs(self, cycle: int) -> tuple[float, int]:
         """Train a cycle's epochs; return the sum of losses and its number of terms."""
