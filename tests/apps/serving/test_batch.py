@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -221,6 +223,27 @@ def test_a_table_leaves_no_file_behind(
     for table in (COMMA, b"\x00\xff"):
         client.post("/batch", content=table, headers=CSV)
         assert not list(tmp_path.iterdir())
+
+
+def test_a_table_that_does_not_fit_on_the_disk_leaves_room_for_others(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What was written of it is deleted at once, and its client learns the reason."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def write_a_part(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:9])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", write_a_part)
+        answer = client.post("/batch", content=TABLE, headers=CSV)
+        assert not list(tmp_path.iterdir())
+    assert answer.status_code == 507
+    assert "No space left on device" in answer.json()["detail"]
+    assert str(tmp_path) not in answer.text
+    assert client.post("/batch", content=TABLE, headers=CSV).status_code == 200
 
 
 def test_a_table_needs_the_token_of_the_server() -> None:

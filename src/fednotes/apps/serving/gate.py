@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 FHIR_JSON = "application/fhir+json"
 # Status of the refusals that the OpenAPI schema lists.
-REFUSED_STATUS = (401, 403, 408, 413, 415, 422, 429, 500)
+REFUSED_STATUS = (401, 403, 408, 413, 415, 422, 429, 500, 507)
 
 # Appears only in the metrics: the client disconnected before the answer.
 _DISCONNECTED = 499

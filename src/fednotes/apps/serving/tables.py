@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -78,18 +79,20 @@ def add_table_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
         ending = _choose_format_ending(content_type, format) + _find_packing_ending(
             table
         )
-        # Only the owner can read a temporary directory.
-        folder = TemporaryDirectory(prefix="fednotes-")
+        with _refusing_full_disk():
+            # Only the owner can read a temporary directory.
+            folder = TemporaryDirectory(prefix="fednotes-")
         path = Path(folder.name, f"notes{ending}")
         try:
-            inputs = await asyncio.to_thread(
-                _store_table, path, table, column, id_column, encoding, limits
-            )
+            with _refusing_full_disk():
+                inputs = await asyncio.to_thread(
+                    _store_table, path, table, column, id_column, encoding, limits
+                )
         except (ConfigError, DataError) as error:
             folder.cleanup()
             message = str(error).replace(f"{folder.name}/", "")
             raise Refused(422, clean(message, 4 * NAME)) from None
-        except Refused:
+        except Exception:
             folder.cleanup()
             raise
 
@@ -107,6 +110,20 @@ def add_table_route(app: FastAPI, queue: ModelQueue, limits: Limits) -> None:
 
     add = app.post("/batch", response_class=StreamingResponse, response_model=None)
     add(predict_table)
+
+
+@contextmanager
+def _refusing_full_disk() -> Iterator[None]:
+    """Turn an OSError of storing a table into Refused, without the path."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise Refused(
+            507,
+            f"the server cannot store the table ({reason}): try again later, or send "
+            "a smaller table",
+        ) from error
 
 
 def _require_known_packing(content_encoding: str) -> None:
