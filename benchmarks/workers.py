@@ -1,11 +1,11 @@
 """Time of a complete simulation in worker processes and in one process.
 
     python benchmarks/workers.py [--workers 2] [--sites 4] [--sentences 2000]
-        [--tuned 60] [--only fedner] [--conditions alone federated]
+        [--tuned 60] [--only fedner]
 
 Both runs do everything that `fednotes simulate` does, from reading the sites to saving
-their models, with one thread per process: each site alone, federated and pooled, or the
-given conditions. The time includes the start of the workers. The weights of both runs are compared by SHA-256.
+their models, with one thread per process: each site alone, federated and pooled. The
+time includes the start of the workers. The weights of both runs are compared by SHA-256.
 
 The jobs are FedNER with its CNN-CLSTM-CRF, and fine-tuning of MiniLM with fewer
 sentences. Seconds are wall-clock seconds, which are what workers save, so use an idle
@@ -97,10 +97,6 @@ def main() -> None:
     parser.add_argument("--tuned", type=int, default=60)
     methods = ["finetune", "fedner"]
     parser.add_argument("--only", choices=methods, nargs="+", default=methods)
-    conditions = ["alone", "federated", "pooled"]
-    parser.add_argument(
-        "--conditions", choices=conditions, nargs="+", default=conditions
-    )
     options = parser.parse_args()
     tables = {
         "finetune": finetune_table(options.sites, options.tuned),
@@ -108,8 +104,7 @@ def main() -> None:
     }
     with scratch() as folder:
         for name in options.only:
-            table = tables[name] | {"conditions": options.conditions}
-            compare(name, table, folder, options.workers)
+            compare(name, tables[name], folder, options.workers)
 
 
 if __name__ == "__main__":
