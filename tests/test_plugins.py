@@ -122,6 +122,7 @@ def test_a_function_of_a_package_appears_in_the_python_api(
     assert run_python(environment, "-c", program) == "hello Ada\nTrue\n"
 
 
+@pytest.mark.slow
 def test_a_job_file_of_a_package_is_loaded_by_its_name(
     environment: dict[str, str],
 ) -> None:
@@ -142,6 +143,7 @@ def answers(
     return answers_of_api
 
 
+@pytest.mark.slow
 def test_a_format_of_a_package_is_recognised_and_read(answers: dict[str, Any]) -> None:
     """The format takes words in capitals for mentions."""
     assert answers["text"] == "no PAIN today"
@@ -209,6 +211,7 @@ def test_a_package_that_exits_does_not_end_the_command(
         plugins.load_module(entry, ())
 
 
+@pytest.mark.slow
 def test_a_format_that_cannot_be_loaded_does_not_affect_the_others(
     tmp_path: Path,
 ) -> None:
@@ -279,6 +282,7 @@ def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) ->
     assert "which is built in" in completed.stderr
 
 
+@pytest.mark.slow
 def test_a_package_cannot_replace_a_built_in_name(tmp_path: Path) -> None:
     greedy = unpack_acme(
         tmp_path / "greedy",

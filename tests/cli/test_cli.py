@@ -367,6 +367,7 @@ def process(*arguments: object, **options) -> subprocess.CompletedProcess[bytes]
     )
 
 
+@pytest.mark.slow
 def test_bytes_that_are_not_utf8_are_refused(model: Path) -> None:
     completed = process(
         "predict", model, "-", input=b"He took caf\xe9.", stdout=subprocess.PIPE
@@ -406,6 +407,7 @@ def test_a_full_device_behind_stdout_is_an_error() -> None:
     assert "No space left" in one_line(completed.stderr.decode())
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_a_command_quietly(model: Path) -> None:
     """`fednotes predict … | true` ends quietly."""
     with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:

@@ -77,6 +77,7 @@ def complete(environment: dict[str, str], tmp_path: Path) -> Complete:
     return ask
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_and_groups(complete: Complete) -> None:
     assert complete("") == {*get_group(app).commands}
     assert complete("co") == {"compare", "completion", "convert", "corpus"}
@@ -88,6 +89,7 @@ def test_bash_completes_options_but_no_old_names(complete: Complete) -> None:
     assert complete("evaluate", "m", "x", "--t") == {"--type"}  # was --types
 
 
+@pytest.mark.slow
 def test_bash_completes_formats(complete: Complete) -> None:
     offered = complete("convert", "a", "b", "--format", "")
     assert offered > {*FORMATS}
@@ -97,6 +99,7 @@ def test_bash_completes_formats(complete: Complete) -> None:
     }
 
 
+@pytest.mark.slow
 def test_bash_completes_jobs(complete: Complete) -> None:
     assert complete("simulate", "") == {"mine.toml", *list_built_in_jobs()}
     assert complete("job", "show", "de") == {"demo"}

@@ -71,6 +71,7 @@ def test_the_next_command_names_a_folder_that_does_not_exist(
     assert "  fednotes simulate job.toml --out runs/first-3\n" in out
 
 
+@pytest.mark.slow
 def test_a_proposed_encoder_comes_with_a_quicker_first_try(
     sites: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_simulate_prints_its_summary(read: Any, run: Run, folder: Path) -> None:
     assert read("calibrate", model, folder / "north.conll")
 
 
+@pytest.mark.slow
 def test_simulate_with_seeds_prints_their_scores(read: Any, folder: Path) -> None:
     words = ("--out", folder / "seeds", "--seeds", "1", "--seeds", "2")
     document = read("simulate", folder / "job.toml", *words)

@@ -101,6 +101,7 @@ def test_a_piped_command_shows_no_work(run: Run, tmp_path: Path) -> None:
     assert err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are of POSIX")
 def test_work_is_shown_in_a_terminal_and_stdout_holds_only_the_result(
     tmp_path: Path,

@@ -33,6 +33,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(VALUES, st.booleans())
 def test_json_values_survive_a_round_trip(value: Any, strict: bool) -> None:
     text = json.dumps(value, ensure_ascii=False)

@@ -174,6 +174,7 @@ def test_annotations_of_brat_are_bounded(
     refused(tmp_path, "a.txt: it has more than 50 bytes: split it into several files")
 
 
+@pytest.mark.slow
 def test_long_mentions_are_compared_without_copying_them(tmp_path: Path) -> None:
     """50,000 mentions of 2 MB each would be 100 GB of text."""
     (tmp_path / "a.txt").write_text("rash " * 400_000)

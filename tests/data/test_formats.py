@@ -152,6 +152,7 @@ def _documents(draw: st.DrawFn) -> Document:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     documents=st.lists(_documents(), min_size=1, max_size=3, unique_by=lambda d: d.id)
@@ -718,6 +719,7 @@ def test_ontonotes_columns_are_read_as_written(
     assert len(document.sentences) == len(sentences)
 
 
+@pytest.mark.slow
 @pytest.mark.corpora
 def test_pubtator_of_bc5cdr_has_the_published_counts(corpora: Path) -> None:
     """1,500 articles; mentions and relations counted on the raw lines."""

@@ -365,6 +365,7 @@ def test_commands_read_and_write_the_format(tmp_path: Path) -> None:
     assert checked.exit_code == 0, checked.output
 
 
+@pytest.mark.slow
 def test_large_files_are_read_quickly_within_bounds(
     file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:

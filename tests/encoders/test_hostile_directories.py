@@ -73,6 +73,7 @@ def test_a_model_named_by_a_configuration_is_not_fetched(
     assert constants.HF_HUB_OFFLINE is False
 
 
+@pytest.mark.slow
 def test_a_million_small_layers_are_not_built(
     hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_the_same_fault_gives_the_same_result(tmp_path: Path) -> None:
     assert first.waited == second.waited
 
 
+@pytest.mark.slow
 def test_two_successive_faults_are_survived(tmp_path: Path) -> None:
     """A run without its last checkpoint goes on in the same folders, with another
     fault."""

@@ -61,6 +61,7 @@ def metrics_of(head: dict[str, Any]) -> dict[str, float]:
     return {metric["name"]: metric["value"] for metric in result["metrics"]}
 
 
+@pytest.mark.slow
 def test_every_model_of_a_run_has_a_card_with_the_scores_of_the_run(run: Path) -> None:
     """The number of training examples is the sum over the sites."""
     summary = json.loads((run / "summary.json").read_text())

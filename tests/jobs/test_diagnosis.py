@@ -166,6 +166,7 @@ def changed(good_run: Path, tmp_path: Path) -> Callable[..., fn.Diagnosis]:
 # ---- a good run ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_good_run_has_no_cause_but_a_missing_gain(good_run: Path) -> None:
     diagnosis = fn.doctor(good_run)
     assert codes(diagnosis) <= {"no_gain", "few_steps"}
@@ -267,6 +268,7 @@ def test_too_few_evaluations_are_reported_with_a_setting(
         assert about[0].endswith(f"training.epochs = {epochs}")
 
 
+@pytest.mark.slow
 def test_a_diverged_run_gets_a_lower_learning_rate(
     notes: Paths, tmp_path: Path
 ) -> None:
@@ -342,6 +344,7 @@ def test_models_that_predict_nothing_are_reported_as_one_cause(
     assert values(cause) == {}
 
 
+@pytest.mark.slow
 def test_a_type_that_is_never_found_is_listed_with_its_training_mentions(
     notes: Paths, tmp_path: Path
 ) -> None:
@@ -892,6 +895,7 @@ def test_an_older_run_without_counts_is_noted(
     assert any("did not count" in text for text in diagnosis.unchecked)
 
 
+@pytest.mark.slow
 def test_causes_of_most_seeds_are_reported_for_all(
     notes: Paths, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def test_no_word_of_a_left_out_site_changes_what_the_others_train(
     assert read_models(run, "north") != read_models(tmp_path / "run", "north")
 
 
+@pytest.mark.slow
 def test_own_sentences_are_training_sentences_of_the_left_out_site(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ def test_own_sentences_are_training_sentences_of_the_left_out_site(
     )
 
 
+@pytest.mark.slow
 def test_gold_mentions_of_test_data_change_only_scores(
     folder: Path, tmp_path: Path, finished_run
 ) -> None:
@@ -352,6 +354,7 @@ def test_the_models_vote_alike_when_runs_are_compared(finished_run) -> None:
         assert test.f1_b == result.sites[site]["left-out"]["strict"]["f1"]
 
 
+@pytest.mark.slow
 def test_a_site_without_a_shared_type_is_not_left_out(tmp_path: Path) -> None:
     for name in NAMES:
         write_site(tmp_path, name, "Gene" if name == "west" else "Drug")
@@ -374,6 +377,7 @@ class _StoppedError(Exception):
     """Stops a run as a kill would."""
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_result_of_an_uninterrupted_one(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_run
 ) -> None:
@@ -399,6 +403,7 @@ def test_a_stopped_run_resumes_to_the_result_of_an_uninterrupted_one(
     assert read_run(tmp_path / "run") == read_run(run)
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_add_the_condition(folder: Path, tmp_path: Path) -> None:
     few = {"sentences": []}
     job = make_job(folder, conditions=["alone", "federated"], left_out=few)
@@ -467,6 +472,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_sites_can_be_left_out_with_every_method_for_mentions(
     method: str, folder: Path, tmp_path: Path

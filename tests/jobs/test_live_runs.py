@@ -90,6 +90,7 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
         command.end()
 
 
+@pytest.mark.slow
 def test_no_command_changes_a_run_in_progress(runs: Runs) -> None:
     live = runs.training()
     live.send(signal.SIGSTOP)  # alive, but not done before we have looked

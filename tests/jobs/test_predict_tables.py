@@ -390,6 +390,7 @@ def test_an_endless_line_is_refused_before_it_fills_memory(
         list(open_inputs(str(path)))
 
 
+@pytest.mark.slow
 def test_models_of_mentions_load_no_module_of_an_application(model: Path) -> None:
     code = (
         "import sys; from fednotes.cli.app import main\n"

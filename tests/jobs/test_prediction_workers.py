@@ -145,6 +145,7 @@ def test_files_from_workers_equal_those_of_one_process(
     assert any(mark in content for mark in MARKS_OF_MENTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_workers")
 def test_rows_from_workers_in_a_database_equal_those_of_one_process(
     folder: Path,
@@ -355,6 +356,7 @@ def test_an_error_of_the_command_names_the_option_for_workers(
 # ---- errors and ends of processes ----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_one_error_with_a_remedy(tmp_path: Path) -> None:
     folder = save_three_words(tmp_path / "model")
     model = fn.load(folder, workers=2)

@@ -13,6 +13,7 @@ import fednotes as fn
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

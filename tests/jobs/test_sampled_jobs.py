@@ -96,6 +96,7 @@ def test_a_round_averages_the_drawn_sites_by_their_sentences(
         )
 
 
+@pytest.mark.slow
 def test_a_job_that_exchanges_rows_of_words_marks_them_in_each_round(
     tmp_path: Path,
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_progress_bar_expects_the_examples_of_the_drawn_sites() -> None:
 # ---- what is recorded ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_metrics_record_how_often_each_site_was_drawn(tmp_path: Path) -> None:
     simulate(job_of(), tmp_path)
     first, second = read_lines(tmp_path)
@@ -187,6 +189,7 @@ def test_metrics_record_how_often_each_site_was_drawn(tmp_path: Path) -> None:
         assert {site for site, row in line["sites"].items() if "f1" in row} == {*SITES}
 
 
+@pytest.mark.slow
 def test_without_the_key_no_draw_is_recorded(tmp_path: Path) -> None:
     simulate(job_of(None), tmp_path)
     assert all("drawn" not in line for line in read_lines(tmp_path))
@@ -288,6 +291,7 @@ def test_noisy_counts_after_training_are_refused() -> None:
         job_of(privacy=privacy, training={"exchange": "gradients"})
 
 
+@pytest.mark.slow
 def test_a_secure_sum_of_drawn_sites_trains_the_same_model(tmp_path: Path) -> None:
     """Up to the rounding of the secure sum."""
     pytest.importorskip("cryptography")

@@ -109,6 +109,7 @@ def test_each_seed_gives_the_run_of_that_seed_alone(
     ).is_file()
 
 
+@pytest.mark.slow
 def test_means_and_deviations_are_over_the_seeds(finished_runs) -> None:
     """Oracles: `statistics` for the table, SciPy's test of two related samples for the
     pairs."""
@@ -207,6 +208,7 @@ def test_a_folder_of_another_job_or_of_other_files_is_refused(
             simulate_seeds(job(), tmp_path / "new", wrong)
 
 
+@pytest.mark.slow
 def test_conditions_can_be_added_to_the_runs_of_seeds(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     small = {"synthetic": {"sites": 2, "sentences": 12}, "training": {"epochs": 1}}

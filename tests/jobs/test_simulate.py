@@ -61,6 +61,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRes
     return folder / "run", result
 
 
+@pytest.mark.slow
 def test_the_verdict_of_a_run_equals_that_of_compare(finished_run) -> None:
     """`compare` opens the saved models and tags the test data again: the same test of
     the same documents, to the last bit."""
@@ -253,6 +254,7 @@ def test_the_same_job_gives_the_same_result(finished_run, tmp_path: Path) -> Non
 # restarts
 
 
+@pytest.mark.slow
 def test_a_run_of_a_light_tagger_does_not_import_the_compiler_of_torch(
     tmp_path: Path,
 ) -> None:

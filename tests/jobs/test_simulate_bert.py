@@ -274,6 +274,7 @@ def test_no_token_of_a_note_is_in_the_files_of_a_run(
             assert b"quibbledorf" not in data, path
 
 
+@pytest.mark.slow
 def test_models_of_all_sites_are_compared(bert: Path, tmp_path: Path) -> None:
     """Where one copy is kept for all sites; a language model has nothing to compare."""
     silo_job = job(bert, "finetune", silos={"number": 2, "by": "document"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tiny_jobs import TABLE
 
 from fednotes.jobs.job_file import parse_job
@@ -57,6 +58,7 @@ def test_the_warning_applies_only_to_shared_batches_of_averaging() -> None:
     assert averaging.list_size_warnings(replace(config, batch="each"), [50] * 100) == ()
 
 
+@pytest.mark.slow
 def test_a_run_prints_the_warning_before_training_and_in_its_notes(
     tmp_path: Path,
 ) -> None:

@@ -728,6 +728,7 @@ def test_a_restored_site_has_its_saved_state(sites) -> None:
         assert (restored.round, len(restored.facts["history"])) == (int(trained), 1)
 
 
+@pytest.mark.slow
 def test_the_global_model_predicts_types_that_a_site_never_annotated(
     sites, tmp_path
 ) -> None:

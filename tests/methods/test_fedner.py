@@ -764,6 +764,7 @@ def large(sites: list[SiteData], **changes: Any) -> fedner.Config:
     return config(sites, **{"model": LARGE} | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("private", "secure", "attributes"),
     [

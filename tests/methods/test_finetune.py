@@ -80,6 +80,7 @@ def train(sites: Sequence[SiteData], config: Config, **options: Any) -> list[Sit
     return members
 
 
+@pytest.mark.slow
 def test_fine_tuning_with_differential_privacy_clips_each_document(
     bert: Path, tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ def test_cycles_are_not_evaluated_if_no_held_out_note_is_annotated() -> None:
         assert judged == {"held_out": -math.inf, "valid_f1": 0.0}
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_saved_for_hugging_face(bert: Path, tmp_path: Path) -> None:
     import transformers
 
@@ -281,6 +283,7 @@ def test_a_trained_model_is_saved_for_hugging_face(bert: Path, tmp_path: Path) -
     assert "which words" in finetune.METHOD.list_warnings(settings)[0]
 
 
+@pytest.mark.slow
 def test_sites_with_different_types_train_private_classifiers_over_a_common_encoder(
     bert: Path,
 ) -> None:
@@ -327,6 +330,7 @@ def test_a_missing_type_is_not_a_negative_example(bert: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_sites_with_different_types_train_one_model_of_all_types(bert: Path) -> None:
     """Each is tested on both types and has annotated one; O would hide the other."""
     full = [site_data(name, seed, 60) for name, seed in (("a", 1), ("b", 2))]
@@ -369,6 +373,7 @@ def test_private_layers_belong_to_the_kept_cycle(bert: Path, keep_cycle: int) ->
         assert_same(member.private, expected)
 
 
+@pytest.mark.slow
 def test_adapters_of_a_frozen_encoder_are_trained(bert: Path) -> None:
     sites = [site_data("a", 1, 30), site_data("b", 2, 30)]
     model = EncoderTaggerConfig(encoder=str(bert), tuning="lora", dropout=0.0)

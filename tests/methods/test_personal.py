@@ -226,6 +226,7 @@ def test_rows_of_common_tags_are_shared(
     assert private_tags == set(TagSet(tuple(types[0])).tags) - set(settings.shared_tags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -291,6 +292,7 @@ def test_sites_that_share_nothing_do_not_affect_each_other(
     assert not torch.equal(own_values["lora.up"], second["lora.up"])
 
 
+@pytest.mark.slow
 def test_the_own_model_does_not_depend_on_missed_cycles(encoder: Path) -> None:
     """A site that was away for a cycle, and for the last one, has the own model of the
     others."""
@@ -319,6 +321,7 @@ def test_a_site_without_held_out_notes_keeps_its_last_own_model(encoder: Path) -
     assert_same(values(member.own_site.parameters), values(alone.parameters))
 
 
+@pytest.mark.slow
 def test_the_mix_weighs_both_models_and_is_learnt(encoder: Path) -> None:
     """NumPy: half the gold tags, half the normalised geometric mean of both models'
     probabilities; and a step on the cross-entropy with these is torch's."""
@@ -410,6 +413,7 @@ def test_the_saved_model_has_the_reported_scores(encoder: Path, tmp_path: Path) 
         assert sum(member.scores["strict"]["f1"] > 0.1 for member in members) >= 2
 
 
+@pytest.mark.slow
 def test_compressed_rows_are_weighted_by_the_sites_that_have_them(
     encoder: Path,
 ) -> None:

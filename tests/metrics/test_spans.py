@@ -107,6 +107,7 @@ NESTED = [
 ]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(sides)
 # (0,9) must leave (0,2) to (0,3): no choice from left to right

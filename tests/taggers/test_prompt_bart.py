@@ -428,6 +428,7 @@ def fit(model: PromptBart, corpus: Any, steps: int, rate: float = 0.02) -> float
     return float(loss.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tuned", "rate"), [(True, 0.003), (False, 0.01)])
 def test_a_model_learns_two_sentences_by_heart(
     bart: Path, tuned: bool, rate: float

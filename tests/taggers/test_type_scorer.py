@@ -267,6 +267,7 @@ def test_overlapping_mentions_of_different_types_are_all_targets(bert: Path) -> 
     np.testing.assert_allclose(numbers(losses.source), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_learns_and_predicts_nested_mentions(
     bert: Path, tmp_path: Path
 ) -> None:

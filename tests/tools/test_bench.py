@@ -113,6 +113,7 @@ def test_an_optional_ratio_may_be_missing_but_not_beyond_its_limits(
     assert bench.main(["--goals", str(goals)]) == 1
 
 
+@pytest.mark.slow
 def test_a_benchmark_and_its_processes_end_when_the_time_is_up(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys\n"

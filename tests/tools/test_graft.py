@@ -77,6 +77,7 @@ def some_ids(tokenizer: Any, texts: list[str]) -> tuple[torch.Tensor, torch.Tens
     return coded["input_ids"], coded["attention_mask"]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_reloaded_encoder_equals_the_original(
     bert: Path, grafted: tuple[Path, Any]

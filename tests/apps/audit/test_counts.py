@@ -42,6 +42,7 @@ def test_a_late_evaluation_is_attacked(bert: Path) -> None:
     assert sum(bool(observation.tensors) for observation in scene.observe()) < 10
 
 
+@pytest.mark.slow
 def test_two_rounds_are_attacked_if_each_is_evaluated(bert: Path) -> None:
     job = encoder_job(
         bert,

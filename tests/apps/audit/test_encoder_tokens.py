@@ -61,6 +61,7 @@ def test_adam_compression_and_low_ranks_do_not_hide_tokens() -> None:
     assert ranks.low > 0.1
 
 
+@pytest.mark.slow
 def test_one_step_reveals_positions_and_an_epoch_hides_them(bert: Path) -> None:
     """On average over seeds, and in float32, because some processors round to bfloat16
     by default, which changes what the updates reveal."""

@@ -240,6 +240,7 @@ def test_noisy_counts_are_attacked() -> None:
     assert attack_patients("from counts", **NONE, privacy=little).success > hidden + 0.3
 
 
+@pytest.mark.slow
 def test_noise_hides_a_learnt_representation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,6 +276,7 @@ def test_noise_hides_a_learnt_representation(
     assert "gradients" not in caplog.text
 
 
+@pytest.mark.slow
 def test_an_attack_on_pure_noise_is_reported_as_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -47,6 +47,7 @@ def problem(hospitals: Hospitals) -> dict[str, Any]:
 # a job that is rejected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [2, 3])
 def test_a_rejection_before_the_first_round_ends_the_run(
     least: int, site_notes: Any, tmp_path: Path
@@ -86,6 +87,7 @@ def test_a_rejection_during_a_run_ends_it_if_it_needs_the_site(
     assert problem(hospitals)["again"] is False
 
 
+@pytest.mark.slow
 def test_a_rejection_withdrawn_in_time_has_no_effect(
     site_notes: Any, tmp_path: Path
 ) -> None:
@@ -219,6 +221,7 @@ def test_refusals_by_rules_are_reported_unchanged() -> None:
     assert refusal.value is error
 
 
+@pytest.mark.slow
 def test_the_run_waits_while_the_disk_of_a_site_is_full(
     site_notes: Any, tmp_path: Path
 ) -> None:
@@ -248,6 +251,7 @@ def test_the_run_waits_while_the_disk_of_a_site_is_full(
 # files of the server's
 
 
+@pytest.mark.slow
 def test_a_file_that_the_server_lacks_is_reported_before_sites_are_asked(
     site_notes: Any, tmp_path: Path
 ) -> None:

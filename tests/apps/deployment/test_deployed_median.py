@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hospital_jobs import FEDNER, corpus
 from hospitals import OPEN, Hospitals, simulated
 
@@ -12,6 +13,7 @@ MEDIAN = FEDNER.replace("[training]", '[training]\naggregation = "median"').repl
 )
 
 
+@pytest.mark.slow
 def test_a_median_at_permitting_sites_equals_the_simulation(tmp_path: Path) -> None:
     """FedNER's gradients, with rows of a table of words."""
     data = corpus(tmp_path / "notes", 12)

@@ -22,6 +22,7 @@ from fednotes.core.kernels import Kernel
 from fednotes.jobs.results import read_result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
 def test_weights_equal_those_of_a_simulation(job: str, tmp_path: Path) -> None:
     data = corpus(tmp_path / "notes")

@@ -59,6 +59,7 @@ def exact_counts(updates: list[tuple[str, Update]]) -> set[tuple[str, str]]:
     return exact
 
 
+@pytest.mark.slow
 def test_a_tagger_job_sends_counts_in_steps(site_notes: Any, tmp_path: Path) -> None:
     """Sites do not send their own scores, which follow from exact counts.
 

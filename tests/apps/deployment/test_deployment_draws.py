@@ -60,6 +60,7 @@ def test_killed_processes_do_not_change_the_result(
     assert uninterrupted.ends() != simulated(job, site_notes, tmp_path / "simulation")
 
 
+@pytest.mark.slow
 def test_each_run_has_its_own_lasting_secret(site_notes: Any, tmp_path: Path) -> None:
     """It is in no message, no model and no log line, in bytes, hexadecimal or as a
     number."""

@@ -27,6 +27,7 @@ PROMISE = '[privacy]\nepsilon = 8.0\nrate = 0.5\nunit = "document"\n'
 TAUGHT = SECURE.replace("weighting = true\n", PROMISE)
 
 
+@pytest.mark.slow
 def test_every_frame_that_left_is_in_the_ledger(
     site_notes: Any, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_no_name_of_a_patient_leaves(
     )
 
 
+@pytest.mark.slow
 def test_no_name_of_a_file_leaves(
     site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

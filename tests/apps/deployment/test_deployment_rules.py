@@ -88,6 +88,7 @@ def test_a_killed_process_does_not_change_the_result(
     assert hospitals.ends() == expected
 
 
+@pytest.mark.slow
 def test_a_paused_run_continues(
     site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_an_unapproved_job_waits_until_a_person_approves(
     assert hospitals.ends()
 
 
+@pytest.mark.slow
 def test_the_server_reports_whose_approval_is_missing(
     site_notes: Any, tmp_path: Path
 ) -> None:
@@ -214,6 +216,7 @@ def test_a_reported_problem_is_distinguished_from_silence(
     assert problems == {"posts": True, "reports": False}
 
 
+@pytest.mark.slow
 def test_the_time_of_a_run_starts_at_its_first_start(
     site_notes: Any, tmp_path: Path
 ) -> None:
@@ -276,6 +279,7 @@ def test_a_refusal_names_the_broken_rule(
     assert str(tmp_path) not in refusal
 
 
+@pytest.mark.slow
 def test_a_run_without_disk_space_at_a_site_ends_and_can_continue(
     site_notes: Any,
     undisturbed: tuple[Any, int],

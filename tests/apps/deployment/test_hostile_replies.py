@@ -84,6 +84,7 @@ def test_unreadable_scores_of_one_site_do_not_affect_the_results_of_others(
     assert read_result(tmp_path).sites == {"b": {"federated": GOOD}}
 
 
+@pytest.mark.slow
 def test_scores_of_many_sites_remain_readable(tmp_path: Path) -> None:
     """The largest that each of 40 sites may send."""
     size = module.MAX_ALL_SCORES // 40

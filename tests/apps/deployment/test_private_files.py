@@ -30,6 +30,7 @@ def _open_umask() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.mark.slow
 def test_files_of_a_simulated_run_are_private(tmp_path: Path) -> None:
     """While it runs as well: then there are checkpoints, with modules that no site
     shares."""

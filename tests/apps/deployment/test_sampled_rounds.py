@@ -73,6 +73,7 @@ def trained_by_round(hospitals: Hospitals) -> dict[int, set[str]]:
 # ---- runs ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_deployed_run_equals_its_simulation(site_notes: Any, tmp_path: Path) -> None:
     """With the job's seed as the server's secret, and draws of the job at the sites."""
     expected = simulated(DRAWN, site_notes, tmp_path / "simulation")
@@ -93,6 +94,7 @@ def test_a_deployed_run_equals_its_simulation(site_notes: Any, tmp_path: Path) -
     assert {line["took_part"] for line in lines} == {2}
 
 
+@pytest.mark.slow
 def test_the_secret_of_the_server_is_saved_with_its_state_and_differs_between_runs(
     site_notes: Any, tmp_path: Path
 ) -> None:
@@ -277,6 +279,7 @@ def test_a_site_budgets_for_every_round_and_spends_only_for_answered_ones(
     other.require_enough(Policy(max_epsilon=worst + PROMISE.compute_epsilon(3)))
 
 
+@pytest.mark.slow
 def test_a_private_run_records_the_rounds_of_each_site(tmp_path: Path) -> None:
     """Each site's record has as many answers as rounds for which it was drawn, and their
     ε; the noise is that of a job of as many sites as are drawn."""

@@ -98,6 +98,7 @@ def run(place: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 # ---- a run ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_condition_is_scored_by_phenotype(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text("utf-8"))
     conditions = {"alone", "federated", "pooled"}
@@ -185,6 +186,7 @@ def test_a_moved_encoder_is_named_with_its_remedy(
 # ---- between real sites --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_server_needs_no_encoder(place: Path, bert: Path) -> None:
     """It knows descriptions of the sites; the model is the same as in one process."""
     needs_app("deployment")

@@ -436,6 +436,7 @@ def test_output_of_ctakes_can_replace_notes(place: Path) -> None:
         load(place, sites={"a": {"concepts": "found.txt"}})
 
 
+@pytest.mark.slow
 @pytest.mark.corpora
 def test_codiesp_has_the_counted_patients_and_codes(
     corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -197,6 +197,7 @@ def test_a_site_with_nothing_to_train_cannot_train_alone(
     assert not (place / "run" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_site_without_concepts_trains_alone_and_with_others(place: Path) -> None:
     """With one patient per batch; equal scores for all patients have an AUROC of 1/2."""
     write_notes(place / "empty.csv", range(100, 160), terms=False)

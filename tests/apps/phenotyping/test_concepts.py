@@ -693,6 +693,7 @@ def test_bags_are_built_from_ctakes_mentions() -> None:
     assert values.take([0]).concepts.tolist() == [0, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.corpora
 def test_codiesp_cases_have_the_expected_concepts_of_the_disease_ontology(
     corpora: Path,

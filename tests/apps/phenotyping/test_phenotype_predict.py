@@ -395,6 +395,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_job_is_checked_run_and_used_for_predictions(
     run: Run, tiny: Path, capsys: Any
 ) -> None:

@@ -115,6 +115,7 @@ def started(workers: PredictionWorkers, monkeypatch: pytest.MonkeyPatch) -> list
     return numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["jsonl", "csv"])
 def test_findings_from_workers_equal_those_of_one_process(
     to: str, folder: Path, notes: Path, started: list[int], tmp_path: Path, capsys: Any

@@ -100,6 +100,7 @@ def test_a_patient_changes_an_update_by_its_clipped_gradient(
         assert np.linalg.norm(contribution) <= clip * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_private_run_learns_and_its_noise_is_as_promised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -215,6 +215,7 @@ def test_no_word_of_a_note_and_no_path_of_notes_is_tracked(
     assert FOLDER in (tracked / "run/job.json").read_text()
 
 
+@pytest.mark.slow
 def test_nothing_is_tracked_unless_requested(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_the_command_ends_cleanly_while_a_page_computes(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WORKING],

@@ -371,6 +371,7 @@ def _append_many(path: str, run: str) -> None:
         ledger.append(replace(MESSAGE, run=run, round=number))
 
 
+@pytest.mark.slow
 def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
     path = tmp_path / "l"
     processes = [fork(_append_many, str(path), run) for run in ("a", "b")]
@@ -382,6 +383,7 @@ def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
         assert [t["round"] for t in read_ledger_lines(path, run=run)] == list(range(60))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io")
 def test_an_append_takes_the_same_time_at_round_10000(tmp_path: Path) -> None:
     """Counted by the kernel: bytes that an append reads and writes, and its system
