@@ -33,7 +33,7 @@ START_SECONDS = 20.0  # time for a server to answer, or to admit a site
 Kit = Annotated[Path, typer.Argument(help="Folder of a kit.")]
 Kill = Annotated[
     bool,
-    typer.Option("--kill", help="Kill its processes at once, as a power cut would."),
+    typer.Option("--kill", help="Kill the processes at once, as a power cut would."),
 ]
 
 

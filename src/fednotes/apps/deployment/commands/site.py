@@ -480,7 +480,7 @@ def site_approve(
     ] = False,
     timeout: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Maximum time that --wait waits."),
+        typer.Option(min=0, metavar="SECONDS", help="Maximum time of --wait."),
     ] = 600.0,
     key_file: Annotated[
         Path | None,
