@@ -69,21 +69,21 @@ def make_lexicon(
     They depend only on `rng`. Names are listed by kind, the most common first; each
     site has its own frequencies.
     """
-    known = read_words()
+    words = read_words()
 
     def draw(slot: str) -> str:
-        """Draw from a list of the file, or compose a name of a kind.
+        """Draw a word from a list of the lexicon, or compose a name.
 
-        The result is in title case if the slot is.
+        A slot that begins with a capital gets a name in title case.
         """
-        kinds = known["names"].get(slot.lower())
-        if kinds is None:
-            return str(known[slot][int(rng.integers(len(known[slot])))])
-        quantile = rng.random() if len(kinds) > 1 else 0.0
-        # Each kind has its cumulative probability, a template and sometimes the
+        patterns = words["names"].get(slot.lower())
+        if patterns is None:
+            return str(words[slot][int(rng.integers(len(words[slot])))])
+        quantile = rng.random() if len(patterns) > 1 else 0.0
+        # Each pattern has its cumulative probability, a template and sometimes the
         # probability of a course ("acute").
         template, *course_chance = next(
-            kind[1:] for kind in kinds if quantile < kind[0]
+            pattern[1:] for pattern in patterns if quantile < pattern[0]
         )
         name = re.sub(r"\{(\w+)\}", lambda match: draw(match[1]), template)
         if course_chance and rng.random() < course_chance[0]:
@@ -103,19 +103,20 @@ def make_lexicon(
         """Return the names in random order."""
         return tuple(names[i] for i in rng.permutation(len(names)).tolist())
 
+    electrolytes = words["electrolytes"]
     brands = draw_distinct(size // 3, "Brand")
-    generics = draw_distinct(size - len(brands) - len(known["electrolytes"]), "generic")
+    generics = draw_distinct(size - len(brands) - len(electrolytes), "generic")
     companies = draw_distinct(200, "Brand")
-    orgs = [f"{name} {draw('orgs')}" for name in companies[:90]]
-    orgs += [f"{draw('places')} {draw('orgs')}" for _ in range(30)]
+    organisations = [f"{name} {draw('orgs')}" for name in companies[:90]]
+    organisations += [f"{draw('places')} {draw('orgs')}" for _ in range(30)]
     devices = [f"{name} {draw('devices')}" for name in companies[90:]]
-    devices += known["devices"]
+    devices += words["devices"]
     return {
-        "drug": shuffle([*brands, *generics, *known["electrolytes"]]),
+        "drug": shuffle([*brands, *generics, *electrolytes]),
         "finding": shuffle(draw_distinct(size, "finding")),
         "disease": shuffle(draw_distinct(size // 2, "disease")),
         "test": shuffle(draw_distinct(180, "test")),
-        "org": shuffle(orgs),
+        "org": shuffle(organisations),
         "device": shuffle(devices),
         "brand": shuffle(companies),
     }
@@ -142,8 +143,8 @@ class Writer:
         self._rng = rng
         self._drawn: list[float] = []
         self._typo_rate = _TYPO_RATE if genre == "posts" else 0.0
-        known = read_words()
-        weights = _draw_clause_weights(known["clauses"], genre, seed)
+        words = read_words()
+        weights = _draw_clause_weights(words["clauses"], genre, seed)
         self._clause = self._make_weighted_source(_compile_clauses(), weights, rng, 0.5)
         drug = self._make_name_source(lexicon["drug"], rng)
         finding = self._make_name_source(lexicon["finding"], rng)
@@ -157,27 +158,27 @@ class Writer:
             "Symptom": finding,
             "ADE": finding,
             "Disease": lambda: (disease if self._draw_uniform() < 0.4 else finding)(),
-            "Dosage": self._make_number_source(known["dosages"]),
-            "dur": make_source(known["durations"]),
-            "month": make_source(known["months"]),
-            "person": make_source(known["people"]),
-            "place": make_source(known["places"]),
+            "Dosage": self._make_number_source(words["dosages"]),
+            "dur": make_source(words["durations"]),
+            "month": make_source(words["months"]),
+            "person": make_source(words["people"]),
+            "place": make_source(words["places"]),
             "org": make_source(lexicon["org"]),
             "device": make_source(lexicon["device"]),
             "brand": make_source(lexicon["brand"]),
-            "poss": make_source(known["possessives"][genre]),
-            "obj": make_source(known["objects"][genre]),
+            "poss": make_source(words["possessives"][genre]),
+            "obj": make_source(words["objects"][genre]),
             "num": lambda: str(1 + self._draw_index(99)),
-            "value": self._make_number_source(known["values"]),
+            "value": self._make_number_source(words["values"]),
         }
         self._lead = make_source(
-            [_compile_template(lead) for lead in known["leads"][genre]]
+            [_compile_template(lead) for lead in words["leads"][genre]]
         )
         self._subject = make_source(
-            [_compile_template(subject) for subject in known["subjects"][genre]]
+            [_compile_template(subject) for subject in words["subjects"][genre]]
         )
-        self._join = make_source(known["joins"][genre])
-        self._end = make_source(known["ends"][genre])
+        self._join = make_source(words["joins"][genre])
+        self._end = make_source(words["ends"][genre])
 
     def _draw_uniform(self) -> float:
         """Return a uniform number.

@@ -78,7 +78,7 @@ class WindowGroup(NamedTuple):
     Attributes:
         ids: (windows, longest) ids, on the model's device.
         mask: (windows, longest) bool, False at padding, on the model's device.
-        at: (sub-words,) positions of the used sub-words in the flattened `ids`.
+        position: (sub-words,) positions of the used sub-words in the flattened `ids`.
         token: (sub-words,) the word of each, as an index over the corpus.
         share: (sub-words,) the weight of each in its word.
         sentence: (sub-words,) the position of the sentence in the request.
@@ -86,7 +86,7 @@ class WindowGroup(NamedTuple):
 
     ids: Tensor
     mask: Tensor
-    at: np.ndarray
+    position: np.ndarray
     token: np.ndarray
     share: np.ndarray
     sentence: np.ndarray
@@ -188,7 +188,7 @@ class SubWords:
             yield WindowGroup(
                 ids=ids,
                 mask=mask,
-                at=row * ids.shape[1] + column,
+                position=row * ids.shape[1] + column,
                 token=self.word[members],
                 share=self.share[members],
                 sentence=owner[group][row],
@@ -303,10 +303,12 @@ class HuggingFaceEncoder:
         """Return the same vectors as `encode`, in float32."""
         frame = self._frame
         pieces = split_passages(self._tokenizer, sentences)
-        text = SubWords.of(pieces, frame.capacity, self._pooling)
-        out = torch.zeros(len(pieces.first), self.layers, self.dim)
-        marks = len(frame.prefix) + len(frame.suffix)
-        groups = text.iterate_groups(np.arange(len(text.lengths)), frame, CPU, marks)
+        sub_words = SubWords.of(pieces, frame.capacity, self._pooling)
+        all_sentences = np.arange(len(sub_words.lengths))
+        num_marks = len(frame.prefix) + len(frame.suffix)
+        groups = sub_words.iterate_groups(all_sentences, frame, CPU, num_marks)
+        # (words, layers, dim): each sub-word adds its share to the vector of its word.
+        vectors = torch.zeros(len(pieces.first), self.layers, self.dim)
         for group in count_items(groups, "reading windows"):
             result = self._model(
                 input_ids=group.ids,
@@ -318,11 +320,13 @@ class HuggingFaceEncoder:
                 states = (result.last_hidden_state,)
             else:
                 states = result.hidden_states[self._chosen]
-            at = torch.from_numpy(group.at)
-            chosen = torch.stack([state.flatten(0, 1)[at] for state in states], 1)
+            position = torch.from_numpy(group.position)
+            # (sub-words, layers, dim)
+            used = torch.stack([state.flatten(0, 1)[position] for state in states], 1)
             share = torch.from_numpy(group.share)[:, None, None]
-            out.index_add_(0, torch.from_numpy(group.token), chosen.float() * share)
-        return out
+            word = torch.from_numpy(group.token)
+            vectors.index_add_(0, word, used.float() * share)
+        return vectors
 
 
 @torch.no_grad()

@@ -124,7 +124,7 @@ class KnownNames:
         self._lengths = sorted(n for n in lengths if 1 <= n <= _MAX_WORDS)
 
     def _rank(self, label: str) -> tuple[int, str]:
-        """Return a sort key; of several names, the one with the largest is proposed."""
+        """Return a sort key; the name with the largest key is proposed."""
         return self._mentions[label], label
 
     def map_spellings(self) -> Iterator[LabelMap]:
@@ -164,17 +164,17 @@ class KnownNames:
         mapped_names = set()
         for spelling, names in _group_by_spelling(_list_names(site, new)).items():
             first_rank = _find_first_rank(names)
-            names_here = len(names)
+            num_names = len(names)
             known_spelling = self._spellings.get(spelling)
             if known_spelling is not None:
                 first_rank = min(first_rank, known_spelling.first_rank)
-                names_here += known_spelling.names_per_site[site]
-            for proposal in _map_to(first_rank.label, names, {site: names_here}):
+                num_names += known_spelling.names_per_site[site]
+            for proposal in _map_to(first_rank.label, names, {site: num_names}):
                 mapped_names.add(proposal.old)
                 yield proposal
         lone = [label for label in new if label not in mapped_names]
-        labels_here = [*self._types.get(site, {}), *new]
-        yield from self._map_lone_names(site, lone, labels_here)
+        labels_of_site = [*self._types.get(site, {}), *new]
+        yield from self._map_lone_names(site, lone, labels_of_site)
 
     def _map_lone_names(
         self, site: str, lone: Iterable[str], labels_here: Iterable[str]

@@ -314,10 +314,10 @@ def compute_word_vectors(
         first_token = batch.tokens[group.sentence, 0]
         places.append(group.sentence * steps + group.token - first_token)
         share = torch.from_numpy(group.share).to(device, dtype)
-        at = torch.from_numpy(group.at).to(device)
+        position = torch.from_numpy(group.position).to(device)
         parts.append(
             [
-                states.flatten(0, 1).index_select(0, at) * share[:, None]
+                states.flatten(0, 1).index_select(0, position) * share[:, None]
                 for states in run(group.ids, group.mask)
             ]
         )

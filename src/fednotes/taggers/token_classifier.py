@@ -339,9 +339,9 @@ class TokenClassifier(TaggingModel, SavesItself):
         # For each group: logits, states, layers.
         results_of_groups: list[tuple[Tensor, ...]] = []
         for group in corpus.pieces.iterate_groups(chosen, self._frame, device):
-            at = torch.from_numpy(group.at).to(device)
+            used = torch.from_numpy(group.position).to(device)
             logits, states, layers = self._run(
-                group.ids, group.mask, at, all_layers=all_layers
+                group.ids, group.mask, used, all_layers=all_layers
             )
             if not with_states:
                 states = states.new_zeros(len(states), 0)
@@ -522,9 +522,9 @@ def open_token_classifier(
     architecture = str(names[0]) if isinstance(names, list) and names else "?"
     if not architecture.endswith("ForTokenClassification"):
         raise ModelError(
-            f"{directory}: holds a {architecture}, which does not find entities yet; "
-            'fine-tune it: a job with [model] kind = "token-classifier" and this '
-            "folder as its encoder"
+            f"{directory}: holds a {architecture}, which does not find entities yet: "
+            'fine-tune it with a job whose [model] has kind = "token-classifier" and '
+            "this folder as its encoder"
         )
     tokenizer, model, tagset, rows = _open_trained(directory)
     _reorder_classifier(model, tagset, rows)
@@ -723,9 +723,9 @@ def require_same_reading(
     version = facts.get("version", "?")
     if "reading" in facts:
         raise ModelError(
-            f"{directory}: was trained on text read in another way "
-            f"({facts['reading']!r}) than this version reads it ({READING!r}): "
-            f"install the version that wrote it ({version})"
+            f"{directory}: was trained by a version of fednotes that reads text "
+            f"differently ({facts['reading']!r}, here {READING!r}): install the "
+            f"version that wrote it ({version})"
         )
     raise ModelError(
         f"{directory}: was trained by fednotes {version}, which passed "
@@ -738,7 +738,7 @@ def require_same_reading(
 def require_classifier(where: str | Path, model: Any) -> None:
     """Raise ModelError if a model is not an encoder with a linear classifier on top."""
     if getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(f"{where}: is an encoder-decoder; give an encoder")
+        raise ModelError(f"{where}: is an encoder-decoder: give an encoder")
     if not isinstance(getattr(model, "classifier", None), nn.Linear):
         kind = getattr(model.config, "model_type", type(model).__name__)
         raise ModelError(
@@ -829,7 +829,7 @@ def _read_configuration(directory: Path) -> dict[str, Any]:
             facts = read_json(file, strict=False)
     except ValueError as error:
         raise ModelError(
-            f"{file}: damaged (not JSON: {error}); copy the folder again"
+            f"{file}: damaged (not JSON: {error}): copy the folder again"
         ) from error
     if not isinstance(facts, dict):
         raise ModelError(f"{file}: not a model's configuration")

@@ -342,10 +342,10 @@ class LabelAttention(nn.Module):
         order = np.argsort(-chunks[:, 1], kind="stable")
         states = []
         places = []
-        most_chunks = self._count_most_chunks()
-        is_in_parts = len(order) > most_chunks
+        max_chunks = self._limit_chunks()
+        is_in_parts = len(order) > max_chunks
         parts: Iterable[np.ndarray] = np.split(
-            order, range(most_chunks, len(order), most_chunks)
+            order, range(max_chunks, len(order), max_chunks)
         )
         if not torch.is_grad_enabled():
             parts = count_items(parts, "reading chunks")
@@ -367,7 +367,7 @@ class LabelAttention(nn.Module):
         original_order = torch.from_numpy(np.argsort(np.concatenate(places)))
         return torch.cat(states).index_select(0, original_order.to(self.device))
 
-    def _count_most_chunks(self) -> int:
+    def _limit_chunks(self) -> int:
         """Return the maximum number of chunks that the encoder reads at once.
 
         A saved model may name any number, so without gradients it is also bounded by
