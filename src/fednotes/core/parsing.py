@@ -50,7 +50,9 @@ def open_regular(name: str, flags: int) -> int:
 
 
 def read_regular(path: Path, limit: int | None = None) -> bytes:
-    """Return the content of a file, up to one byte more than a limit if there is one.
+    """Return the content of a file.
+
+    With a limit, at most one byte more is read, so the caller sees that it is exceeded.
 
     Raises:
         NotAFile: The path is a FIFO, a socket or a device.

@@ -339,7 +339,7 @@ class CorpusCheck:
         if too_long:
             counts = {"sentences": too_long}
             yield _make_finding(
-                self.name, "long_sentences", counts, most=self.max_tokens
+                self.name, "long_sentences", counts, limit=self.max_tokens
             )
 
     def _check_alignment(self) -> Iterator[Finding]:
@@ -812,8 +812,8 @@ def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
 
     The id alone decides, unless it may be a mere file name: two hospitals may each have
     a 001.txt. An id may be a file name if some of the documents are whole notes, and
-    each whole note has no mentions or comes from brat. Then the texts decide: a text of
-    one part must equal or contain one of the other part, in either direction. At most
+    each of these has no mentions or was read from brat. Then the texts decide: a text
+    of one part must equal, contain or be contained in a text of the other part. At most
     `_MAX_TEXT_PAIRS` pairs are searched for a text that contains the other.
 
     Args:

@@ -501,15 +501,15 @@ def _find_crossed_ends(spans: Sequence[Span]) -> list[bool]:
 
 
 def _find_crossed_starts(spans: Sequence[Span]) -> list[bool]:
-    """Return which mentions start inside an earlier mention that they go beyond.
+    """Return which mentions start inside an earlier mention and end after it.
 
     Args:
         spans: The mentions, sorted as in `flatten`.
     """
     is_crossed = [False] * len(spans)
-    # A stack of the indices of mentions that start and end before the current one, with
-    # the latest end on top. The loop visits mentions in the order of their ends; if two
-    # ends are equal, the inner mention comes first.
+    # The loop visits mentions in the order of their ends; if two ends are equal, the
+    # inner mention comes first. `earlier` is a stack of the indices of visited mentions
+    # that start before the current one. The one on top ends last.
     earlier: list[int] = []
     for i in sorted(range(len(spans)), key=lambda i: (spans[i].end, -i)):
         while earlier and earlier[-1] >= i:

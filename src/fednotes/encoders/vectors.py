@@ -187,7 +187,7 @@ def _is_number(text: bytes) -> bool:
 
 
 def _make_line_error(place: str, problem: str, dim: int) -> ModelError:
-    """Return the error for a line with another form than the first one."""
+    """Return the error for a line whose form differs from that of the first one."""
     return ModelError(
         f"{place}: {problem}; the first line has a word and {dim} numbers"
     )

@@ -315,7 +315,7 @@ class _Sentences(Step):
     def loss(self, batch: Sequence[Any]) -> Tensor:
         """Return the mean loss over own words plus the weighted one over public words.
 
-        This is the only part of its batch, so `batch` is not needed for the means.
+        A batch has only this part, so the means need no other parts of `batch`.
         """
         del batch
         of_own = self.model.losses(self.own, self.own_indices).source

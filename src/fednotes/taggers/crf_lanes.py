@@ -294,7 +294,7 @@ def _find_exponent(typing_context, x):
     def generate(context, builder, signature, args):
         bits = builder.bitcast(args[0], _BITS)
         biased = builder.lshr(bits, ir.Constant(_BITS, 52))
-        # As the low bits of 2**52, an integer is a float64 number.
+        # An integer below 2**52 becomes a float64 number as the low bits of 2**52.
         as_float = builder.or_(biased, ir.Constant(_BITS, (1023 + 52) << 52))
         offset = ir.Constant(_FLOATS, 2.0**52 + 1023)
         return builder.fsub(builder.bitcast(as_float, _FLOATS), offset)

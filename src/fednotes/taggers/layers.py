@@ -185,8 +185,9 @@ class _ShiftedSum(torch.autograd.Function):
         Args:
             ctx: Keeps what `backward` needs.
             y: (tokens, width, filters).
-            ahead: (width, tokens) the row of each neighbour k of a token.
-            back: (width, tokens) the row of the token whose neighbour k each token is.
+            ahead: (width, tokens) the row of each token's neighbour k.
+            back: (width, tokens) the row of the token that has this one as its
+                neighbour k.
         """
         ctx.save_for_backward(back)
         padded = append_zero_row(y)

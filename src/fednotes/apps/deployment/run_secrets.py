@@ -12,8 +12,8 @@ from fednotes.privacy.secure_sum.crypto import KEY_BYTES
 def load_or_create_secret(path: Path) -> bytes:
     """Return a secret of a run, which is the same after a restart.
 
-    A file that is missing or incomplete is replaced by one with a new secret. Answers
-    of a site with noise of the new secret are new answers, so they cost privacy budget.
+    A file that is missing or incomplete is replaced by one with a new secret. The site
+    then draws new noise, so repeated answers count as new ones and cost privacy budget.
 
     Args:
         path: The file of the secret.

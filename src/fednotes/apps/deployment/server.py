@@ -168,7 +168,7 @@ def parse_server_job(setup: Setup) -> Job:
     Raises:
         ModelError: One of the files does not exist, or the job names a file or an
             environment variable of this machine.
-        ConfigError: The job was submitted for other sites than it names.
+        ConfigError: The job was submitted for sites other than those it names.
     """
     path = setup.kit / SERVER_FILE
     where = f"job {setup.job.get('name')}"

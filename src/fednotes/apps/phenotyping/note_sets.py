@@ -84,7 +84,7 @@ class NoteSet(Iterable[PatientNote]):
         """Yield the notes, one at a time.
 
         Raises:
-            DataError: The source has other notes than before.
+            DataError: The notes of the source have changed.
         """
         number = 0
         for note in self._read():

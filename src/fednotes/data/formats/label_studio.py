@@ -117,7 +117,7 @@ def _find_text_key(data: Mapping[str, Any]) -> str:
 
 
 def _find_confidence(region: Mapping[str, Any]) -> float | None:
-    """Return the score of a region; None if it is on another scale than 0 to 1."""
+    """Return the score of a region; None if it is not between 0 and 1."""
     score = find_number(region, "score")
     return score if score is not None and 0 <= score <= 1 else None
 

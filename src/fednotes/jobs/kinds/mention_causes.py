@@ -146,7 +146,8 @@ def find_missed_types(
 ) -> Iterator[Cause]:
     """Yield a cause for each site with types of which no mention is found.
 
-    A site where no mention of any type is found gets a different remark.
+    A site is judged in the first condition in which any mention is found. Without such
+    a condition, it has no cause here.
 
     Args:
         job: The job.

@@ -98,7 +98,7 @@ class Worker:
         yield from SiteHolder(self._held.members).answer(request)
 
     def _read_job(self, request: Request) -> dict[str, str]:
-        """Read a job's data; return the digest of each site's."""
+        """Read a job's data, and return the digest of each site's data."""
         values = read_values(request)
         self._open = None  # frees the memory of the earlier job
         self._held = None

@@ -52,9 +52,9 @@ def compute_limits(total: Total) -> dict[str, int]:
     """Return limits for the next sum of the same task, as exponents of two.
 
     A tensor's limit is 2^SPARE times its largest magnitude in the last total, rounded
-    up to a power of two. If the largest magnitude is not between 2^-(BITS / 2) and
-    2^(BITS / 2), for example zero, the result has no limit for the tensor, and the
-    default limit applies. Half of BITS leaves room for the factor 2^SPARE, so every
+    up to a power of two. If this magnitude is zero, or otherwise not between
+    2^-(BITS / 2) and 2^(BITS / 2), the result has no limit for the tensor, and the
+    default limit applies. These bounds leave room for the factor 2^SPARE, so every
     limit is between 2^-BITS and 2^BITS.
 
     The total is public, so limits reveal nothing more. If a site's values exceed the
