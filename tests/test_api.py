@@ -227,7 +227,7 @@ def test_an_unknown_value_is_refused_in_one_line(
         fn.evaluate(place, notes, label_map=wrong_kind)
     for call in (fn.read, fn.check, lambda *a, **o: fn.evaluate(place, *a, **o)):
         with pytest.raises(
-            ConfigError, match=r"on_error = 'skipp'; did you mean 'skip'\?"
+            ConfigError, match=r"on_error = 'skipp': did you mean 'skip'\?"
         ):
             call(notes, on_error="skipp")
 

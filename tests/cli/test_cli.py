@@ -130,7 +130,7 @@ def folder(tmp_path: Path) -> Path:
         ),
         (
             "simulate job.toml --out run --set training.epocs=3",
-            "unknown key 'epocs'; did you mean",
+            "unknown key 'epocs': did you mean",
         ),
         ("simulate job.toml --out run --set seed.x=3", "'seed' is not a table"),
         (
@@ -170,7 +170,7 @@ def folder(tmp_path: Path) -> Path:
         ("evaluate MODEL other.txt", "rename labels with --map"),
         (
             "predict MODEL nowhere.txt",
-            "no such file or folder; for text use --text or -",
+            "no such file or folder: give the text itself in --text, or - for stdin",
         ),
         ("predict MODEL north.txt --text x", "give a path or --text, not both"),
         ("predict MODEL --text ", "--text is empty: give the text of a note"),
@@ -282,7 +282,7 @@ def test_a_huge_value_of_a_model_does_not_hide_the_remedy(
     (copy / "tagger.json").write_text(json.dumps(description))
     line = refused("predict", copy, "--text", TEXT)
     assert "tagger.json: model: unknown kind 'xxx" in line
-    assert "; known: " in line
+    assert ": known: " in line
     assert "token-classifier" in line
     assert len(line) < 5000
 
@@ -744,13 +744,13 @@ def test_evaluate_refuses_a_map_of_unknown_labels(
     for mapping, message in (
         (
             "Medicin=Drug",
-            "no label 'Medicin'; it has Medicine, Time; did you mean 'Medicine'?",
+            "no label 'Medicin'; it has Medicine, Time: did you mean 'Medicine'?",
         ),
-        ("Medicine=Drugg", "the model has no 'Drugg'; did you mean 'Drug'?"),
+        ("Medicine=Drugg", "the model has no 'Drugg': did you mean 'Drug'?"),
         ("Medicine=Drug --map Medicine=", "a different OLD each time"),
         (
             "Medicine=Drug --type Durg",
-            "--type: the model has no 'Durg'; did you mean 'Drug'?",
+            "--type: the model has no 'Durg': did you mean 'Drug'?",
         ),
     ):
         assert message in refused("evaluate", model, path, "--map", *mapping.split(" "))

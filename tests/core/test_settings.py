@@ -76,14 +76,14 @@ def test_values_of_a_table_become_fields() -> None:
     [
         (
             {"round": 3},
-            r"job\.toml \[t\]: unknown key 'round'; did you mean 'rounds'\?",
+            r"job\.toml \[t\]: unknown key 'round': did you mean 'rounds'\?",
         ),
-        ({"zzz": 3}, "unknown key 'zzz'; known: inner, labels, limit, names"),
+        ({"zzz": 3}, "unknown key 'zzz': known: inner, labels, limit, names"),
         (
             {"inner": {"sise": 2}},
-            r"\[t\] inner: unknown key 'sise'; did you mean 'size'\?",
+            r"\[t\] inner: unknown key 'sise': did you mean 'size'\?",
         ),
-        ({"parts": [{"nam": ""}]}, "parts: unknown key 'nam'; did you mean 'name'"),
+        ({"parts": [{"nam": ""}]}, "parts: unknown key 'nam': did you mean 'name'"),
         ({"rounds": "3"}, "rounds = '3': expected a whole number"),
         ({"rounds": 3.0}, r"rounds = 3\.0: expected a whole number"),
         ({"rounds": True}, "rounds = True: expected a whole number"),

@@ -270,7 +270,7 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str | None) -> None
     (tmp_path / "s" / "manifest.json").unlink()
     if text is not None:
         (tmp_path / "s" / "manifest.json").write_text(text, "latin-1")
-    later = "format 2, this version reads 1" if text and "2, " in text else None
+    later = "has format 2, but this version reads 1" if text and "2, " in text else None
     with pytest.raises(
         ModelError,
         match=later or r"cannot read|cannot be read|format|a checksum for each file",
@@ -279,8 +279,8 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str | None) -> None
 
 
 def test_writers_with_the_same_process_number_do_not_collide(tmp_path: Path) -> None:
-    """As of containers on one volume: another one writes the same while this one is at
-    it."""
+    """Processes of two containers on one volume may have the same number. Here, the
+    second one writes the same path while the first one is writing it."""
     path = tmp_path / "model"
 
     def fill(folder: Path) -> None:

@@ -190,7 +190,7 @@ def test_text_that_begins_like_a_binary_file_is_read_as_text(tmp_path: Path) -> 
 )
 def test_an_unknown_encoding_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"encoding = .*: no such encoding; expected one such"
+        ConfigError, match=r"encoding = .*: no such encoding: expected one such"
     ):
         examine(tmp_path, encoding=name)
 

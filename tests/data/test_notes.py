@@ -567,7 +567,7 @@ def test_a_limit_keeps_the_training_notes_with_the_lowest_hashes() -> None:
         )
     assert not make_sites([_corpus(notes, max_notes=99)], 3)[1]
     with pytest.raises(
-        ConfigError, match=r"'silo\d': no training note is left; raise max_notes"
+        ConfigError, match=r"'silo\d': no training note is left: raise max_notes"
     ):
         make_sites([_corpus(notes, max_notes=1)], 3, 2)
 

@@ -43,7 +43,7 @@ def test_the_vector_of_a_label_is_the_mean_of_its_sub_words(bart: Path) -> None:
     # BEGIN: decoder_start_token_id
     assert torch.equal(model._fixed[:3], table[[2, 2, 1]])
     for words, message in (
-        ({"Diseas": "x"}, "unknown type 'Diseas'; did you mean 'Disease'"),
+        ({"Diseas": "x"}, "unknown type 'Diseas': did you mean 'Disease'"),
         ({"ADE": "drug"}, r"'ADE' \('drug'\) cannot be distinguished from 'Drug'"),
         ({"ADE": " \t"}, r"has no sub-words"),
     ):

@@ -405,7 +405,7 @@ def test_impossible_combinations_are_refused_in_one_line(
         with pytest.raises(ModelError, match=message):
             build(path, objective=objective)
     with pytest.raises(
-        ConfigError, match=r"model: unknown key 'objektive'; did you mean"
+        ConfigError, match=r"model: unknown key 'objektive': did you mean"
     ):
         read_language_model_config({"objektive": "mlm"})
     for table, message in (

@@ -384,7 +384,7 @@ def test_keys_for_sites_outside_the_task_open_nothing(tmp_path: Path) -> None:
     answer = wire.read_message(
         wire.Masking, seal.seal(task, Update({"x": torch.ones(2)}, 1), b"q").facts
     )
-    assert "among other sites than those that the request names" in answer.again
+    assert "is not among the sites that the request names" in answer.again
 
 
 def test_a_sum_of_two_drawn_sites_is_refused_by_the_site() -> None:

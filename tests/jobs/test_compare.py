@@ -25,4 +25,4 @@ def test_a_run_whose_sites_have_changed_is_not_compared(
     (run / "job.json").write_text(json.dumps(record))
     code, _, err = run_cli("compare", run, run, "--samples", 5)
     assert code == 2
-    assert "site 'south' has other data, or another split of them, than when" in err
+    assert "the data of site 'south', or their split into parts, have changed" in err

@@ -150,7 +150,7 @@ def test_stdin_is_read_as_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stdin_longer_than_a_note_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fednotes.jobs.inputs._MAX_BYTES", 10)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"a" * 11)))
-    with pytest.raises(DataError, match="more than one note: give a file"):
+    with pytest.raises(DataError, match="too large for a single note: give a file"):
         find_source("-", None)
 
 

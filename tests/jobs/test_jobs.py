@@ -85,17 +85,17 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sead": 1}, r"unknown key 'sead'; did you mean 'seed'"),
+        ({"sead": 1}, r"unknown key 'sead': did you mean 'seed'"),
         ({"method": None}, "the key 'method' is missing"),
-        ({"method": "fednr"}, "unknown method 'fednr'; did you mean 'fedner'"),
-        ({"preset": "papr"}, "preset = 'papr'; did you mean 'paper'"),
+        ({"method": "fednr"}, "unknown method 'fednr': did you mean 'fedner'"),
+        ({"preset": "papr"}, "preset = 'papr': did you mean 'paper'"),
         ({"seed": "1"}, "seed = '1': expected a whole number"),
         ({"threads": 0}, "threads = 0: expected 1 to"),
         ({"conditions": []}, "conditions = .*: name some of alone, federated, pooled"),
-        ({"conditions": ["alon"]}, "conditions has 'alon'; did you mean 'alone'"),
+        ({"conditions": ["alon"]}, "conditions has 'alon': did you mean 'alone'"),
         (
             {"training": {"epoch": 1}},
-            r"\[training\]: unknown key 'epoch'; did you mean 'epochs'",
+            r"\[training\]: unknown key 'epoch': did you mean 'epochs'",
         ),
         ({"training": {"epochs": 0}}, r"\[training\]: epochs = 0"),
         ({"training": {"learning_rate": float("nan")}}, "learning_rate = nan"),
@@ -103,10 +103,10 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
         ({"training": {"seed": 1}}, "'seed' does not belong here"),
         ({"training": 3}, r"training must be a table \[training\], not a single value"),
         ({"model": "x"}, r"model must be a table \[model\], not a single value"),
-        ({"model": {"lstm": 3}}, r"\[model\]: unknown key 'lstm'; known: "),
+        ({"model": {"lstm": 3}}, r"\[model\]: unknown key 'lstm': known: "),
         (
             {"model": {"lstm_unit": 3}},
-            r"\[model\]: unknown key .*; did you mean 'lstm_units'",
+            r"\[model\]: unknown key .*: did you mean 'lstm_units'",
         ),
         (
             {"model": {"lstm_units": "3"}},
@@ -114,11 +114,11 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
         ),
         (
             {"model": {"tagger": "elmonr"}},
-            "unknown tagger 'elmonr'; did you mean 'elmoner'",
+            "unknown tagger 'elmonr': did you mean 'elmoner'",
         ),
         ({"model": {"characters": False}}, "has no input"),
         ({"synthetic": 3}, r"synthetic must be a table \[synthetic\]"),
-        ({"synthetic": {"site": 3}}, "unknown key 'site'; did you mean 'sites'"),
+        ({"synthetic": {"site": 3}}, "unknown key 'site': did you mean 'sites'"),
         ({"synthetic": {"sites": 0}}, "sites = 0: expected at least 1"),
         (
             {"synthetic": None},
@@ -132,9 +132,9 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
         ),
         (
             {"synthetic": None, "sites": [{"path": "x"}]},
-            r"sites is an array; write \[sites\.NAME\]",
+            r"sites is an array: write \[sites\.NAME\]",
         ),
-        ({"training": [{}]}, r"training is an array; write \[training\]"),
+        ({"training": [{}]}, r"training is an array: write \[training\]"),
         ({"synthetic": None, "sites": {"a b": {"path": "x"}}}, "letters, digits"),
         ({"synthetic": None, "sites": {"../x": {"path": "x"}}}, "letters, digits"),
         (
@@ -153,7 +153,7 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
             r"\[sites\.Mercy\]: this name is already used \('mercy'; case is ignored\): choose another",
         ),
         ({"tags": 3}, r"tags must be a table \[tags\], not a single value"),
-        ({"tags": {"desing": "given"}}, "unknown key 'desing'; did you mean 'design'"),
+        ({"tags": {"desing": "given"}}, "unknown key 'desing': did you mean 'design'"),
         (
             {"tags": {"design": "disjunct"}},
             "design = 'disjunct': expected one of 'given'",
@@ -180,7 +180,7 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
         ({"silos": 3}, r"silos must be a table \[silos\], not a single value"),
         (
             {"silos": {"numbr": 3}},
-            r"\[silos\]: unknown key 'numbr'; did you mean 'number'",
+            r"\[silos\]: unknown key 'numbr': did you mean 'number'",
         ),
         ({"silos": {"number": 0}}, r"\[silos\]: number = 0: expected at least 1"),
         (
@@ -315,7 +315,7 @@ def test_built_in_jobs_are_listed_without_grids() -> None:
 def test_settings_of_a_site_that_the_job_lacks_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('method = "fedner"\n[sites.north]\npath = "a"\n', "utf-8")
-    message = "the job has no site 'nroth'; did you mean 'north'?"
+    message = "the job has no site 'nroth': did you mean 'north'?"
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_job(path, ("sites.nroth.path=b",))
     table, _ = load_table(path, ("sites.*.path=b", "sites.south={path='c'}"))
@@ -331,7 +331,7 @@ def test_a_built_in_job_takes_precedence_over_a_folder_of_its_name(
 
 
 def test_a_misspelt_job_gets_the_nearest_name_of_a_built_in_job() -> None:
-    with pytest.raises(ConfigError, match="or built-in job; did you mean 'demo'"):
+    with pytest.raises(ConfigError, match="or built-in job: did you mean 'demo'"):
         load_job("dmo")
 
 
@@ -597,7 +597,7 @@ def test_the_reference_has_every_table_that_a_job_may_have() -> None:
 
 
 def test_a_misspelt_table_gets_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="called 'site'; did you mean 'sites'"):
+    with pytest.raises(ConfigError, match="called 'site': did you mean 'sites'"):
         format_tables("site")
 
 
@@ -718,7 +718,7 @@ def test_a_job_may_name_the_only_kind_of_model_of_its_method(tmp_path: Path) -> 
     path.write_text(f'{text}kind = "tagger"\n')
     assert load_job(str(path)).config == without_kind
     path.write_text(f'{text}kind = "prompt-bart"\n')
-    message = r'"fedner" does not support model kind "prompt-bart"; use "tagger", or'
+    message = r'"fedner" does not support model kind "prompt-bart": use "tagger", or'
     with pytest.raises(ConfigError, match=message):
         load_job(str(path))
     path.write_text(f'{text}kind = "prompt-brat"\n')

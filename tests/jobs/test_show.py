@@ -191,7 +191,7 @@ def test_a_job_of_the_python_api_can_be_shown() -> None:
     ("name", "settings", "message"),
     [
         ("dmo", (), "did you mean 'demo'"),
-        ("demo", ("training.epoch=1",), "unknown key 'epoch'; did you mean 'epochs'"),
+        ("demo", ("training.epoch=1",), "unknown key 'epoch': did you mean 'epochs'"),
         ("demo", ("seed",), "expected KEY=VALUE"),
     ],
 )

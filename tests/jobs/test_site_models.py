@@ -188,7 +188,7 @@ def test_a_description_of_a_type_that_no_site_has_is_refused(folder: Path) -> No
         "descriptions": {"Durg": "a medicine"},
     }
     settings: dict[str, Any] = {"method": "finetune", "training": {}}
-    with pytest.raises(ConfigError, match="unknown type 'Durg'; did you mean 'Drug'"):
+    with pytest.raises(ConfigError, match="unknown type 'Durg': did you mean 'Drug'"):
         prepare(make_job(folder, model=model, **settings))
 
     model["descriptions"] = {"Drug": "a medicine", "Remedy": "what only south has"}
@@ -206,5 +206,5 @@ def test_a_description_of_a_type_that_no_site_has_is_refused(folder: Path) -> No
 
 def test_words_for_a_type_that_no_site_has_are_refused() -> None:
     config = PromptBartConfig(label_words={"Durg": "medicine"})
-    with pytest.raises(ConfigError, match="unknown type 'Durg'; did you mean 'Drug'"):
+    with pytest.raises(ConfigError, match="unknown type 'Durg': did you mean 'Drug'"):
         config.require_known_types(["Drug"])

@@ -190,7 +190,7 @@ def test_a_type_may_be_missing_from_a_part_but_not_from_all(tmp_path: Path) -> N
     site = {"train": train, "test": test, "types": ["ADE", "Drug"]}
     assert load(tmp_path, a=site).data[0].tags.types == ("ADE", "Drug")
     with pytest.raises(
-        DataError, match=r"site 'a' lists the type 'AED'.* ADE, Drug; did you"
+        DataError, match=r"site 'a' lists the type 'AED'.* ADE, Drug: did you"
     ):
         load(tmp_path, a=site | {"types": ["AED"]})
 
@@ -488,7 +488,7 @@ def test_the_fingerprint_of_a_site_covers_its_test_types(tmp_path: Path) -> None
         (
             {"types": ["ADE", "Drugg"]},
             {},
-            r"'Drugg', which is annotated at no site; did you mean",
+            r"'Drugg', which no site annotates: did you mean",
         ),
         ({"types": ["ADE"]}, {"types": ["Drug"]}, "site 'a' has the type 'Drug'"),
         (

@@ -509,7 +509,7 @@ def test_workers_are_distributed_over_gpus_in_turn(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_every_gpu_is_refused_like_one(tmp_path: Path) -> None:
     for device in ("cuda", "cuda:*"):
-        with pytest.raises(ConfigError, match="is not available here; use 'cpu'"):
+        with pytest.raises(ConfigError, match="is not available here: use 'cpu'"):
             choose_devices(device, 2)
 
 

@@ -692,7 +692,7 @@ def test_an_error_names_a_wrong_setting(bert: Path) -> None:
     empty = [replace(sites[0], train=())]
     for message, job_sites, changes in (
         (
-            r"no layer is called 'crf'; this model has classifier",
+            r"no layer is called 'crf': this model has classifier",
             sites,
             {"private": ("crf",)},
         ),

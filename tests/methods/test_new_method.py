@@ -45,7 +45,7 @@ def test_a_method_in_a_separate_folder_is_discovered_and_trained(
     monkeypatch.delitem(sys.modules, "fednotes.methods.plain_averaging", raising=False)
     assert {"fedner", "plain_averaging"} <= set(methods.list_method_names())
     with pytest.raises(
-        ConfigError, match=r"plain_averagin'; did you mean 'plain_averaging'\?"
+        ConfigError, match=r"plain_averagin': did you mean 'plain_averaging'\?"
     ):
         methods.find_method("plain_averagin")
     with pytest.raises(ConfigError, match="unknown method 'no_method'"):

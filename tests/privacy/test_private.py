@@ -578,7 +578,7 @@ def test_shared_noise_between_real_sites_needs_a_secure_sum() -> None:
 
 def test_unknown_keys_of_the_table_are_refused_by_name() -> None:
     with pytest.raises(
-        ConfigError, match=r"\[privacy\].*'epsilom'; did you mean 'epsilon'"
+        ConfigError, match=r"\[privacy\].*'epsilom': did you mean 'epsilon'"
     ):
         job(privacy={"epsilom": 1.0})
     with pytest.raises(ConfigError, match="'privacy' does not belong here"):

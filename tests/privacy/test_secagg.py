@@ -400,7 +400,7 @@ def test_a_layout_for_another_number_of_sites_is_refused() -> None:
     apart."""
     run = Exchange((A, B, C))
     message = run.sites[A].mask_update(run.set_up()[A], powers((A,))[A])
-    with pytest.raises(RefusedError, match="for another number of sites"):
+    with pytest.raises(RefusedError, match="for a different number of sites"):
         run.server.add_masked(replace(message, layout=replace(message.layout, sites=4)))
     run.server.add_masked(message)
     assert run.server.sites_heard == (A,)
@@ -414,7 +414,7 @@ def test_opened_shares_of_a_wrong_length_are_refused(length: int) -> None:
     for part, site in (("masks", B), ("keys", D)):
         shares = dict(getattr(answer, part))
         shares[site] = (shares[site] + bytes(1))[:length]
-        with pytest.raises(RefusedError, match="site 'a' opened other shares than"):
+        with pytest.raises(RefusedError, match="site 'a' opened shares that"):
             run.server.add_unmask(replace(answer, **{part: shares}))
     run.server.add_unmask(answer)
 

@@ -257,7 +257,7 @@ def test_dishonest_lists_of_keys_are_refused() -> None:
         ({**fair, "x": replace(own_keys, site="x")}, "site 'x' in the list of keys"),
         (
             {**fair, A: replace(own_keys, sharing=fair[B].sharing)},
-            "other keys for this site",
+            "keys for this site that it did not send",
         ),
         ({**fair, B: replace(fair[B], site=C)}, "keys of site 'c' are listed as 'b'"),
         ({**fair, B: replace(fair[B], sharing=fair[C].sharing)}, "same key twice"),

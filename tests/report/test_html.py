@@ -657,5 +657,5 @@ def test_a_version_that_is_not_an_integer_is_not_quoted(
     with pytest.raises(DataError) as refused:
         read_result(tmp_path)
     assert str(refused.value).endswith(
-        "its version is not an integer; copy the run's folder again"
+        "its version is not an integer: copy the run's folder again"
     )

@@ -58,7 +58,7 @@ def _marked(text: str) -> Document:
 @each_kind
 def test_a_new_kind_is_discovered_trained_and_saved(kind: str, folder: Path) -> None:
     assert kind in list_model_kinds()
-    with pytest.raises(ConfigError, match="unknown key 'widht'; did you mean 'width'"):
+    with pytest.raises(ConfigError, match="unknown key 'widht': did you mean 'width'"):
         read_model_config({"kind": kind, "widht": 2})
     with pytest.raises(ConfigError, match="width = 0: expected"):
         read_model_config({"kind": kind, "width": 0})

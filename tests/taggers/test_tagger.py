@@ -425,7 +425,7 @@ def test_contextual_features_equal_equation_1_of_peters_et_al(
     ("settings", "message"),
     [
         ({"tagger": "elmonner"}, "did you mean 'elmoner'"),
-        ({"lstm_unit": 3}, "model: unknown key 'lstm_unit'; did you mean 'lstm_units'"),
+        ({"lstm_unit": 3}, "model: unknown key 'lstm_unit': did you mean 'lstm_units'"),
         ({"lstm_units": "3"}, "model lstm_units = '3': expected a whole number"),
         ({"lstm_units": True}, "lstm_units = True: expected a whole number"),
         ({"characters": 1}, "characters = 1: expected true or false"),
@@ -499,7 +499,7 @@ def test_another_encoder_is_refused(
         return HashEncoder(fingerprint="hash-1" if spec == "there" else "hash-2")
 
     monkeypatch.setattr(tagger_module, "load_encoder", load)
-    with pytest.raises(ModelError, match="is another one"):
+    with pytest.raises(ModelError, match="'here' has a different encoder"):
         load_model(tmp_path / "model")
     assert load_model(tmp_path / "model", backbone="there").config.contextual == "there"
     assert specs == ["here", "there"]

@@ -259,9 +259,9 @@ DAMAGES = {
     "twice": "4 distinct labels, 2 of them entity types, for a classifier of 5 rows",
     "no outside": "one of them O",
     "narrow": "lack 'classifier.weight' and 0 more",
-    "other kind": "holds a BertForMaskedLM, which does not find entities yet; fine-tune it",
+    "other kind": "holds a BertForMaskedLM, which does not find entities yet: fine-tune",
     "window": "window = 900: .* reads at most 40 sub-words",
-    "settings": "unknown key 'contxt'; did you mean 'context'",
+    "settings": "unknown key 'contxt': did you mean 'context'",
     "no table": "'fednotes' is not a table",
     "vocabulary": "the tokenizer has 15 tokens, but the model's vocabulary has 7",
 }

@@ -64,7 +64,7 @@ def test_a_text_is_the_name_of_a_type_in_words_and_its_description() -> None:
 
 
 def test_descriptions_that_cannot_be_used_are_refused(bert: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown type 'Durg'; did you mean 'Drug'"):
+    with pytest.raises(ConfigError, match="unknown type 'Durg': did you mean 'Drug'"):
         build(bert, descriptions={"Durg": "pain"})
     with pytest.raises(ConfigError, match="'a_b' and 'A_B' have the same text 'a b'"):
         build(bert, TagSet(("a_b", "A_B")), descriptions={})

@@ -58,7 +58,7 @@ class _AllocationLimit(TorchFunctionMode):
         self._elements += _count_elements(func, args, options)
         if self._elements > self._limit:
             raise OversizedModelError(
-                f"describes a model of over {self._limit:,} numbers, far more than the "
+                f"describes a model of over {self._limit:,} values, far more than the "
                 "folder holds: it is damaged or was tampered with; copy the folder "
                 "again"
             )

@@ -401,7 +401,7 @@ def _open_frame(view: memoryview | StoredBytes, *, checked: bool) -> _OpenedFram
     _require(magic == MAGIC, "not a message of fednotes")
     if version != VERSION:
         raise WireError(
-            f"a message of wire format {version}, but this version reads {VERSION}: "
+            f"the message has wire format {version}, but this version reads {VERSION}: "
             "both sides must run the same version of fednotes"
         )
     _require(kind in (REQUEST, REPLY) and zero == 0, "an unknown kind of message")

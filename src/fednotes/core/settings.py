@@ -208,7 +208,7 @@ def _make_schema(cls: type, source: Any, handler: Any) -> Any:
             for key in table:
                 if key not in known:
                     hint = suggest_name(str(key), known)
-                    raise _make_refusal(f"unknown key {key!r}; {hint}")
+                    raise _make_refusal(f"unknown key {key!r}: {hint}")
         return table
 
     return core_schema.no_info_before_validator_function(
@@ -435,8 +435,8 @@ def expand_path(text: str, where: str) -> str:
     """
     if "\0" in text:
         raise ConfigError(
-            f"{where}: the path has a NUL character, which no file's name has: give "
-            "another path"
+            f"{where}: the path has a NUL character, which no file name can contain: "
+            "give another path"
         )
     require_variables([(where, text)])
     return os.path.expanduser(os.path.expandvars(text))

@@ -56,7 +56,7 @@ def find_device(spec: str | torch.device) -> torch.device:
         return probe.device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"device {str(spec)!r} is not available here; use 'cpu'"
+            f"device {str(spec)!r} is not available here: use 'cpu'"
         ) from error
 
 
@@ -225,8 +225,8 @@ def load_state(
         manifest = read_json(path / MANIFEST)
         if manifest["format"] != FORMAT:
             raise ModelError(
-                f"{path}: format {str(manifest['format'])[:20]}, this version reads "
-                f"{FORMAT}: use the version of fednotes that wrote it"
+                f"{path}: has format {str(manifest['format'])[:20]}, but this version "
+                f"reads {FORMAT}: use the version of fednotes that wrote it"
             )
         if manifest["sha256"].keys() != {TENSORS, FACTS}:
             raise ModelError(

@@ -107,7 +107,7 @@ def resolve_encoding(name: str) -> str:
     if codec is None or not _is_file_encoding(codec):
         known = '"auto", "utf-8", "cp1252", "latin-1", "utf-16-le"'
         raise ConfigError(
-            f"encoding = {name[:_MAX_NAME]!r}: no such encoding; expected one such as "
+            f"encoding = {name[:_MAX_NAME]!r}: no such encoding: expected one such as "
             f"{known}"
         )
     return _BYTE_ORDERS.get(codec.name, codec.name)

@@ -158,7 +158,7 @@ def install_prompts(model: Any) -> list[nn.Module]:
     if not attentions or model.config._attn_implementation != NAME:
         kind = getattr(model.config, "model_type", type(model).__name__)
         raise ModelError(
-            f"models of kind {kind!r} do not take prompts; give a BERT or a BART"
+            f"models of kind {kind!r} do not take prompts: give a BERT or a BART"
         )
     return attentions
 

@@ -106,7 +106,7 @@ def load_backbone(path: str | Path, device: str | torch.device = "cpu") -> BartB
     directory = expand_home(path)
     if not os.path.isdir(directory):
         raise ModelError(
-            f"backbone {str(path)!r}: no such directory; give a Hugging Face BART "
+            f"backbone {str(path)!r}: no such directory: give a Hugging Face BART "
             "directory (facebook/bart-base, downloaded) or make one with tools/graft.py"
         )
     directory = directory.resolve()
@@ -200,7 +200,7 @@ def require_known_labels(label_words: Iterable[str], types: Collection[str]) -> 
         if label not in types:
             raise ConfigError(
                 "[model] label_words: unknown type "
-                f"{label!r}; {suggest_name(label, types)}"
+                f"{label!r}: {suggest_name(label, types)}"
             )
 
 

@@ -143,7 +143,7 @@ def _reading_weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
         raise ModelError(f"{path}: {error.strerror}") from None
     except OSError as error:
         raise ModelError(
-            f"{path}: not a readable HDF5 file; download it again"
+            f"{path}: not a readable HDF5 file: download it again"
         ) from error
 
     # A small file may claim that a dataset has any size or is in another file.

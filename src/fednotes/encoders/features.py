@@ -134,7 +134,7 @@ def _parse_options(spec: str, words: Sequence[str]) -> _Options:
             options = options._replace(layer=int(layer[1]))
         else:
             hint = suggest_name(word, ("mean", "first", "layer=5", "layers=4"))
-            raise ConfigError(f"encoder {spec!r}: unknown option {word!r}; {hint}")
+            raise ConfigError(f"encoder {spec!r}: unknown option {word!r}: {hint}")
     if options.layer is not None and options.layers > 1:
         raise ConfigError(f"encoder {spec!r}: layer= and layers= exclude each other")
     return options
@@ -152,8 +152,8 @@ def _load(
     files = find_files(path)
     if files is None:
         raise ModelError(
-            f"{path}: no encoder here; a Hugging Face directory holds config.json and "
-            "model.safetensors, an ELMo directory …options.json and …weights.hdf5"
+            f"{path}: no encoder here: give a Hugging Face directory (config.json, "
+            "model.safetensors) or an ELMo directory (…options.json, …weights.hdf5)"
         )
     if options != _Options():
         raise ConfigError(
@@ -227,7 +227,7 @@ def open_cache(folder: Path) -> None:
     Raises:
         FednotesError: The folder cannot be written, or belongs to another user.
     """
-    remedy = "; set FEDNOTES_CACHE to a folder of your own"
+    remedy = ": set FEDNOTES_CACHE to a folder of your own"
     with raising_os_errors_as(FednotesError, folder, ending=remedy):
         create_private_folder(folder)
         make_private(folder)

@@ -729,7 +729,7 @@ def _require_kind(directory: Path, kind: Any, objective: str) -> None:
         )
     if objective != "denoise" and getattr(kind, "is_encoder_decoder", False):
         raise ModelError(
-            f'{directory}: is an encoder-decoder; set objective = "denoise"'
+            f'{directory}: is an encoder-decoder: set objective = "denoise"'
         )
     from transformers import BertConfig
 
@@ -776,7 +776,7 @@ def read_specials(tokenizer: Any, where: str) -> Specials:
     if lacking:
         raise ModelError(
             f"encoder {where!r}: its tokenizer has no {' and no '.join(lacking)} "
-            "token; a language model needs the tokenizer of a BERT, RoBERTa or BART"
+            "token: use a directory with the tokenizer of a BERT, RoBERTa or BART"
         )
     if len(set(ids.values())) < len(ids):
         raise ModelError(

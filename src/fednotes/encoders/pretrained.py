@@ -195,14 +195,14 @@ def check_weights(directory: Path) -> None:
     """Raise ModelError for pickled weights, before any library reads them."""
     if not directory.is_dir():
         raise ModelError(
-            f"{directory}: no such directory; give a Hugging Face directory "
+            f"{directory}: no such directory: give a Hugging Face directory "
             "(config.json, model.safetensors, tokenizer.json)"
         )
     if any(directory.glob("*.safetensors")):
         return
     if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):
         raise ModelError(
-            f"{directory}: has only pickled weights, which can run code when opened; "
+            f"{directory}: has only pickled weights, which can run code when opened: "
             "if you trust them, convert them once with transformers: "
             "AutoModel.from_pretrained(OLD).save_pretrained(NEW), and the same with "
             "AutoTokenizer"
@@ -230,7 +230,7 @@ def open_encoder(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
     """
     tokenizer, model, missing = open_pretrained(directory, "AutoModel")
     if getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(f"{directory}: is an encoder-decoder; give an encoder")
+        raise ModelError(f"{directory}: is an encoder-decoder: give an encoder")
     require_complete(directory, tuple(name for name in missing if "pooler" not in name))
     return tokenizer, model.to(device).requires_grad_(requires_grad=False)
 
@@ -256,7 +256,7 @@ def list_upper_layers(where: object, model: Any, top: int) -> set[str]:
     ]
     if not stacks:
         raise ConfigError(
-            f"{where}: its layers cannot be identified; set train = 'encoder'"
+            f"{where}: its layers cannot be identified: set train = 'encoder'"
         )
     depth = min(map(len, stacks))
     if top > depth:
@@ -307,7 +307,7 @@ def find_encoder_directory(name: str, spec: str = "") -> Path:
     # Unlike Path.is_dir, this is False if the name is too long for a path.
     if not os.path.isdir(path):
         raise ModelError(
-            f"encoder {spec or name!r}: no such directory; give 'minilm', a Hugging "
+            f"encoder {spec or name!r}: no such directory: give 'minilm', a Hugging "
             "Face directory or a directory with ELMo's options.json and weights.hdf5"
         )
     return path.resolve()
@@ -636,7 +636,8 @@ def _find_growth(where: Path, rule: Mapping[str, Any]) -> int:
 def _replaces_text(rule: Mapping[str, Any]) -> bool:
     """Return whether a rule replaces a text of at least one character.
 
-    An expression such as "(?=.)" is found between any two characters.
+    Regular expressions do not count, because some, such as "(?=.)", match an empty text
+    and therefore only insert.
     """
     pattern = rule.get("pattern")
     return isinstance(pattern, Mapping) and bool(pattern.get("String"))
@@ -656,7 +657,7 @@ def _list_replacements(where: Path, charsmap: str) -> list[str]:
     start = _SIZE_BYTES + int.from_bytes(table[:_SIZE_BYTES], "little")
     if not _SIZE_BYTES < start <= len(table):
         raise ModelError(
-            f"{where}: its table of characters is damaged or was tampered with; copy "
+            f"{where}: its table of characters is damaged or was tampered with: copy "
             "the directory again"
         )
     parts = table[start:].split(b"\0")

@@ -112,7 +112,7 @@ def load_main(variable: str, default: str) -> Callable[..., Any]:
         main: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"{variable}={where}: no such function; expected MODULE:FUNCTION"
+            f"{variable}={where}: no such function: expected MODULE:FUNCTION"
         ) from error
     return main
 

@@ -337,7 +337,7 @@ class Participants:
         if seconds >= self.patience.give_up:
             raise TrainingError(
                 f"{missing} did not answer task {request.task!r} within "
-                f"{seconds:.0f} seconds; resume the run to continue from the last "
+                f"{seconds:.0f} seconds: resume the run to continue from the last "
                 "checkpoint"
             )
         text = (

@@ -38,7 +38,7 @@ def list_built_in_jobs() -> Mapping[str, Path]:
             name = path.relative_to(folder).with_suffix("").as_posix()
             if name in jobs:
                 raise ConfigError(
-                    f"{path}: another package has a job {name!r} ({jobs[name]}); "
+                    f"{path}: another package has a job {name!r} ({jobs[name]}): "
                     "uninstall one of the packages"
                 )
             jobs[name] = path

@@ -157,7 +157,7 @@ def compare(
     for name in (condition, against):
         if name not in CONDITIONS:
             raise ConfigError(
-                f"no condition is called {name!r}; {suggest_name(name, CONDITIONS)}"
+                f"no condition is called {name!r}: {suggest_name(name, CONDITIONS)}"
             )
     job_a = load_recorded_job(run_a)
     job_b = load_recorded_job(run_b)

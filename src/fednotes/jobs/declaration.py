@@ -194,7 +194,7 @@ def require_unmasked(site: Any, where: str) -> None:
     if isinstance(site, Mapping) and site.get("mask_overlap"):
         raise ConfigError(
             f"{where}: mask_overlap compares the sites' notes, which only a simulation "
-            "can do; leave it out between real sites"
+            "can do: leave it out between real sites"
         )
 
 

@@ -86,9 +86,9 @@ def check_label_map(
             message = f"{pair}: {path} has no label {old!r}; it has "
             message += ", ".join(labels) or "none"
             hint = suggest_name(old, labels, "")
-            raise ParameterError(f"{message}; {hint}" if hint else message)
+            raise ParameterError(f"{message}: {hint}" if hint else message)
         if new and new not in model_types:
             raise ParameterError(
-                f"{pair}: the model has no {new!r}; {suggest_name(new, model_types)}"
+                f"{pair}: the model has no {new!r}: {suggest_name(new, model_types)}"
             )
     return label_map

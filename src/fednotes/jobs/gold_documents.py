@@ -131,6 +131,6 @@ def _require_known_types(types: Sequence[str], model_types: Sequence[str]) -> No
     for label in types:
         if label not in model_types:
             raise ParameterError(
-                f"`types`: the model has no {label!r}; "
+                f"`types`: the model has no {label!r}: "
                 f"{suggest_name(label, model_types)}"
             )

@@ -188,7 +188,7 @@ def find_source(
 ) -> NotePlace | Document:
     """Return a text, or that of stdin, as a document; otherwise a place of notes.
 
-    A path exists. A database is not opened.
+    A returned path exists. A database is not opened.
 
     Args:
         name: A path, the address of a database, or `-` for stdin.
@@ -209,7 +209,7 @@ def find_source(
     if name == "-":
         data = sys.stdin.buffer.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
-            raise DataError("stdin: this is more than one note: give a file")
+            raise DataError("stdin: too large for a single note: give a file")
         return Document("stdin", _decode("stdin", data, resolve_encoding(encoding)))
     path = make_note_place(name)
     if isinstance(path, NoteDatabase):
@@ -218,7 +218,8 @@ def find_source(
     if not name.strip() or not _is_existing(path):
         short = name if len(name) <= _MAX_LENGTH else f"{name[:_MAX_LENGTH]}…"
         raise ParameterError(
-            f"{short}: no such file or folder; for text use `text` or -"
+            f"{short}: no such file or folder: give the text itself in `text`, or - "
+            "for stdin"
         )
     return path
 

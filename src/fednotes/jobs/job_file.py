@@ -119,7 +119,7 @@ class TopConfig:
         for condition in self.conditions:
             if condition not in CONDITIONS:
                 raise ConfigError(
-                    f"conditions has {condition!r}; "
+                    f"conditions has {condition!r}: "
                     f"{suggest_name(condition, CONDITIONS)}"
                 )
         max_threads = 4 * (os.cpu_count() or 1)
@@ -164,7 +164,7 @@ def load_table(
         if str(name) not in known:
             remedy = "give the path of a job file, or a built-in job such as demo"
             raise ConfigError(
-                f"{name}: no such job file or built-in job; "
+                f"{name}: no such job file or built-in job: "
                 f"{suggest_name(str(name), known, remedy)}"
             )
         path = known[str(name)]
@@ -191,7 +191,7 @@ def _require_known_sites(table: Mapping[str, Any], settings: Sequence[str]) -> N
         name = parents[1]
         if name != "*" and name not in sites:
             raise ParameterError(
-                f"`settings` {assignment}: the job has no site {name!r}; "
+                f"`settings` {assignment}: the job has no site {name!r}: "
                 f"{suggest_name(name, sites)}"
             )
 
@@ -237,7 +237,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
     _require_tables_of_kind(table, kind, top.method, where)
     if top.preset not in method.presets:
         raise ConfigError(
-            f"{where}: preset = {top.preset!r}; "
+            f"{where}: preset = {top.preset!r}: "
             f"{suggest_name(top.preset, method.presets)}"
         )
 
@@ -324,11 +324,11 @@ def _read_top(table: Mapping[str, Any], where: str) -> TopConfig:
             hint = suggest_name(key, top_keys | tables)
             if key in _list_training_keys(table.get("method")):
                 hint = f"it belongs to [training], as in training.{key}"
-            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+            raise ConfigError(f"{where}: unknown key {key!r}: {hint}")
         if key in tables and not isinstance(value, Mapping):
             header = "[sites.NAME]" if key == "sites" else f"[{key}]"
             if isinstance(value, list):
-                raise ConfigError(f"{where}: {key} is an array; write {header}")
+                raise ConfigError(f"{where}: {key} is an array: write {header}")
             raise ConfigError(
                 f"{where}: {key} must be a table {header}, not a single value"
             )
@@ -497,7 +497,7 @@ class _TableReader:
                 )
             if key not in known:
                 hint = hint_training_key(key, known, self.top.method)
-                raise ConfigError(f"{place}: unknown key {key!r}; {hint}")
+                raise ConfigError(f"{place}: unknown key {key!r}: {hint}")
 
     def _read_settings_of_sites(
         self, values: Mapping[str, Any]
@@ -556,7 +556,7 @@ class _TableReader:
             if key not in able:
                 raise ConfigError(
                     f"{self.where} [sites.{name}.training]: a site cannot set {key!r} "
-                    f"for itself; {suggest_name(key, able)}"
+                    f"for itself: {suggest_name(key, able)}"
                 )
 
     def _read_model(self, table: Mapping[str, Any], name: str) -> Any:

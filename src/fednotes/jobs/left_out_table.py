@@ -33,7 +33,7 @@ def _require_few_cells(
         message = (
             f"{len(left_out):,} sites and {len(models):,} models make a table of more "
             f"than {MAX_CELLS:,} cells, which fednotes never writes, so the file is "
-            "damaged; copy the run's folder again"
+            "damaged: copy the run's folder again"
         )
         raise PydanticCustomError("too_large", "{message}", {"message": message})
     return left_out

@@ -106,7 +106,7 @@ class MentionModel:
         if options.dictionary is not None:
             raise ParameterError(
                 f"`dictionary` applies only to phenotyping models, and {folder} is not "
-                "one; leave it out"
+                "one: leave it out"
             )
         require_possible_workers(options)
         (device,) = choose_devices(options.device, 1)
@@ -438,7 +438,7 @@ class MentionModel:
         if options.labels is not None:
             raise ParameterError(
                 "`labels` applies only to phenotyping models, and "
-                f"{self.folder or 'the model'} finds mentions; leave it out"
+                f"{self.folder or 'the model'} finds mentions: leave it out"
             )
         annotated = read_annotated(
             documents, options.format, options.on_error, options.encoding
@@ -550,7 +550,7 @@ def _require_possible_output(output: PredictionOutput) -> None:
     formats = [*SUFFIXES, "brat"]
     if output.to not in formats:
         raise ParameterError(
-            f"`to` = {output.to!r}: mentions are written as {list_names(formats)}; "
+            f"`to` = {output.to!r}: mentions are written as {list_names(formats)}: "
             "choose one of these"
         )
     if output.to == "brat" and output.path is None:

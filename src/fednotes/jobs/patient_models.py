@@ -387,12 +387,12 @@ class PatientModel(ABC):
         if output.to not in ("jsonl", "csv"):
             raise ParameterError(
                 f"`to` = {output.to!r}: phenotypes are written as jsonl or "
-                "csv; choose one of these"
+                "csv: choose one of these"
             )
         if output.threshold:
             raise ParameterError(
                 "`threshold` applies only to mentions, but this model predicts "
-                "phenotypes; leave it out"
+                "phenotypes: leave it out"
             )
         if output.is_in_batches:
             raise ParameterError(
@@ -427,7 +427,7 @@ class PatientModel(ABC):
             if is_set:
                 raise ParameterError(
                     f"`{parameter}` applies only to annotated text, but this model "
-                    "scores labelled patients; leave it out"
+                    "scores labelled patients: leave it out"
                 )
         if not isinstance(documents, str | Path | NoteDatabase):
             raise ConfigError(
@@ -470,7 +470,7 @@ def require_one_process(options: LoadOptions) -> None:
     if options.workers not in (1, AUTO_WORKERS):
         raise ParameterError(
             f"`workers` = {options.workers!r}: this class of models reads all notes in "
-            "one process; leave `workers` out"
+            "one process: leave `workers` out"
         )
 
 

@@ -111,6 +111,6 @@ def _require_apart(source: NoteSource, output: PredictionOutput) -> None:
     is_in_folder = target.is_file() and path in target.parents
     if target in (path, folder) or is_in_folder:
         raise ParameterError(
-            f"`out` {out}: predictions would replace files of {source.path}; name "
+            f"`out` {out}: predictions would replace files of {source.path}: name "
             "another place"
         )

@@ -440,7 +440,7 @@ def opening_folder(
     """
     if folder.exists() and not folder.is_dir():
         raise ParameterError(
-            f"`out` {folder}: shards need a folder and this is a file: name another"
+            f"`out` {folder} is a file, but shards need a folder: name another `out`"
         )
     with reserving_folder(folder):
         manifest = FolderSink.read_manifest(folder)
@@ -469,7 +469,7 @@ def _name_shard(number: int) -> str:
 
 
 def _require_empty(folder: Path) -> None:
-    """Raise ParameterError if a folder has other files than those of a killed start."""
+    """Raise ParameterError if a folder has files that a killed start did not leave."""
     others = [
         name
         for name in os.listdir(folder)

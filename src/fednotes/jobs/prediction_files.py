@@ -89,7 +89,9 @@ def write_brat(documents: Iterable[Document], out: Path) -> None:
             there.
     """
     if out.exists() and not out.is_dir():
-        raise DataError(f"{out}: brat needs a folder and this is a file")
+        raise DataError(
+            f"`out` {out} is a file, but brat needs a folder: name another `out`"
+        )
     stage = make_temporary_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

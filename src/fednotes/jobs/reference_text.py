@@ -96,7 +96,7 @@ def _find_tables(name: str) -> list[Table]:
     if not chosen:
         known = {table.name for table in tables}
         raise ConfigError(
-            f"no table of a job is called {name!r}; {suggest_name(name, known)}"
+            f"no table of a job is called {name!r}: {suggest_name(name, known)}"
         )
     return chosen
 

@@ -394,6 +394,6 @@ def read_result(folder: Path) -> RunResult:
                 "its command continues it with --resume"
             )
         raise DataError(
-            f"{folder}: no summary.json there; give the folder of a run that has ended"
+            f"{folder}: no summary.json there: give the folder of a run that has ended"
         )
     return read_versioned(path, RunResult)

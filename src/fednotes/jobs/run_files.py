@@ -44,7 +44,7 @@ def read_versioned(path: Path, content: type[_Content]) -> _Content:
     version = table.get("version", 0)
     if not isinstance(version, int):
         raise DataError(
-            f"{path}: its version is not an integer; copy the run's folder again"
+            f"{path}: its version is not an integer: copy the run's folder again"
         )
     if version > VERSION:
         raise DataError(

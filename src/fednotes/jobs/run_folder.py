@@ -440,9 +440,9 @@ def require_same_data(run: Path, job: Job, sites: Sequence[Any]) -> None:
     changed = find_changed_site(run, job, sites)
     if changed is not None:
         raise DataError(
-            f"{run}: site {changed!r} has other data, or another split of them, "
-            "than when this run was made, so its test data may contain training "
-            "data: restore the site's files (jobs without `split` were once split "
+            f"{run}: the data of site {changed!r}, or their split into parts, have "
+            "changed since this run, so its test data may contain training data: "
+            "restore the site's files (jobs without `split` were once split "
             'by sentence: add split = "sentence" to the run\'s job.json)'
         )
 

@@ -220,7 +220,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ConfigError(f"seeds: {seed!r} is not an integer of at least 0")
     if len(set(seeds)) < len(seeds):
-        raise ConfigError("seeds: a seed occurs twice; give each seed once")
+        raise ConfigError("seeds: a seed occurs twice: give each seed once")
     if len(seeds) > MOST_SEEDS:
         raise ConfigError(f"seeds: at most {MOST_SEEDS:,} are possible")
     return tuple(seeds)

@@ -33,5 +33,6 @@ def _require_text(text: object) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            f"half a character at {error.start} of a text: decode the text again"
+            f"a text has half a character (a lone surrogate) at index {error.start}: "
+            "decode the text again"
         ) from error

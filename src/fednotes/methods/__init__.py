@@ -29,7 +29,7 @@ def find_method(name: str) -> Method:
     entry = plugins.list_added_entries("methods", list_built_in_names()).get(name)
     if entry is None:
         hint = plugins.suggest_entry(name, "methods", list_method_names())
-        raise ConfigError(f"unknown method {name!r}; {hint}")
+        raise ConfigError(f"unknown method {name!r}: {hint}")
     loaded: Method = plugins.load_entry(entry, Method)
     return loaded
 

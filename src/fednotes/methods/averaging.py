@@ -1017,7 +1017,8 @@ class AveragingSite(SiteTasks):
             return tensors
         if self._evaluated is None:
             raise TrainingError(
-                f"site {self.id!r} has no parameters: it was restarted in between"
+                f"site {self.id!r} has no parameters: it was restarted since the last "
+                "evaluation"
             )
         return self._evaluated
 

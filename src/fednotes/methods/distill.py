@@ -183,13 +183,13 @@ class Config(SiteSampling):
             and not self.model.trains_on_posteriors
         ):
             raise ConfigError(
-                f'unannotated = "{self.unannotated}" needs a model with a CRF; '
-                'the pointer model takes "pseudo" or "outside"'
+                f'unannotated = "{self.unannotated}" needs a model with a CRF: '
+                'with the pointer model, use "pseudo" or "outside"'
             )
         if self.warmup >= self.rounds and self.unannotated in ("pseudo", "soft"):
             raise ConfigError(
                 f"warmup = {self.warmup}: with rounds = {self.rounds} nothing would be "
-                "distilled; lower it"
+                "distilled: lower warmup, or raise rounds"
             )
         if self.weighting and self.unannotated != "pseudo":
             why = (

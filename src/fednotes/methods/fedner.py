@@ -167,7 +167,7 @@ class Config(Aggregation):
         for name in self.private:  # a known layer that this tagger lacks may be named
             if name not in LAYERS:
                 raise ConfigError(
-                    f"private = {list(self.private)}: no layer is called {name!r}; "
+                    f"private = {list(self.private)}: no layer is called {name!r}: "
                     f"from bottom to top they are {', '.join(LAYERS)}"
                 )
         if self.privacy:

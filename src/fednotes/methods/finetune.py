@@ -198,12 +198,12 @@ def make_initial_parameters(config: Config) -> dict[str, Tensor]:
     unknown = [name for name in config.private if name not in layers]
     if unknown:
         raise ConfigError(
-            f"private = {list(config.private)}: no layer is called {unknown[0]!r}; "
+            f"private = {list(config.private)}: no layer is called {unknown[0]!r}: "
             f"this model has {', '.join(sorted(layers))}"
         )
     if layers <= set(config.private):
         raise ConfigError(
-            f"private = {list(config.private)}: nothing is left to share; to train "
+            f"private = {list(config.private)}: nothing is left to share: to train "
             'each site by itself set conditions = ["alone"]'
         )
     shared, _ = split_private(parameters, config.private)

@@ -19,11 +19,11 @@ def make_unsupported_kind_error(method: str, kind: object) -> ConfigError:
     """
     known = list_model_kinds()
     if kind not in known:
-        return ConfigError(f"unknown kind {kind!r}; {suggest_name(kind, known)}")
+        return ConfigError(f"unknown kind {kind!r}: {suggest_name(kind, known)}")
     usable = " or ".join(
         f'"{name}"' for name in find_method(method).list_models() or known
     )
-    message = f'method "{method}" does not support model kind "{kind}"; use {usable}'
+    message = f'method "{method}" does not support model kind "{kind}": use {usable}'
     others = [name for name in list_built_in_names() if _can_train(name, str(kind))]
     if others:
         message += f", or a method that trains this kind: {' or '.join(others)}"

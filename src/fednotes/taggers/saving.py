@@ -125,7 +125,7 @@ def find_config_class(kind: str) -> type[ModelConfig]:
     entry = _find_kind(kind)
     if entry is None:
         hint = plugins.suggest_entry(kind, "taggers", list_model_kinds())
-        raise ConfigError(f"unknown kind {kind!r}; {hint}")
+        raise ConfigError(f"unknown kind {kind!r}: {hint}")
     return entry.config
 
 
@@ -144,7 +144,7 @@ def read_model_config(table: Mapping[str, Any], where: str = "model") -> ModelCo
     entry = _find_kind(name) if isinstance(name, str) else None
     if entry is None:
         hint = plugins.suggest_entry(name, "taggers", list_model_kinds())
-        raise ConfigError(f"{make_place_prefix(where)}unknown kind {name!r}; {hint}")
+        raise ConfigError(f"{make_place_prefix(where)}unknown kind {name!r}: {hint}")
     config: ModelConfig
     if entry.read is None:
         config = build(entry.config, table, where)
@@ -470,7 +470,7 @@ def _read_description(path: Path) -> tuple[Path, dict[str, Any]]:
         ) from error
     except ValueError as error:
         raise ModelError(
-            f"{file}: damaged (not JSON: {error}); copy the folder again"
+            f"{file}: damaged (not JSON: {error}): copy the folder again"
         ) from error
     if not isinstance(facts, dict) or "format" not in facts:
         raise ModelError(f"{file}: not a model's description (no 'format')")
@@ -520,7 +520,7 @@ def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]
     if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
         raise ModelError(
             f"{file}: damaged, or not the file that {description.name} describes (the "
-            "SHA-256 differs); copy the folder again or train again"
+            "SHA-256 differs): copy the folder again or train again"
         )
     try:
         tensors = parse_tensors(data)
@@ -576,15 +576,15 @@ def _require_same_encoder(path: Path, facts: dict[str, Any], model: Model) -> No
         # Written by an earlier version, whose fingerprints did not cover how text is
         # passed to the tokenizer.
         raise MovedError(
-            f"{path}: trained with another encoder than {encoder_path!r}, or by an "
+            f"{path}: trained with an encoder other than {encoder_path!r}, or by an "
             "earlier version of fednotes, which passed words to the encoder's "
             "tokenizer one by one, without the spaces between them: give the encoder's "
             "path with `backbone`, or train the model again"
         )
     raise MovedError(
         f"{path}: trained with the encoder {trained.get('name')!r} (fingerprint "
-        f"{str(trained.get('fingerprint'))[:12]}…), but {encoder_path!r} is another "
-        "one: give the encoder's path with `backbone`"
+        f"{str(trained.get('fingerprint'))[:12]}…), but {encoder_path!r} has a "
+        "different encoder: give the path of the first one with `backbone`"
     )
 
 

@@ -250,7 +250,7 @@ def read_tagger_config(table: Mapping[str, Any], where: str = "model") -> Tagger
     name = table.get("tagger", "elmoner")
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(
-            f"{make_place_prefix(where)}unknown tagger {name!r}; "
+            f"{make_place_prefix(where)}unknown tagger {name!r}: "
             f"{suggest_name(str(name), PRESETS)}"
         )
     return build(TaggerConfig, asdict(PRESETS[name]) | dict(table), where)
@@ -339,7 +339,7 @@ class Tagger(TaggingModel):
         return size
 
     def count_frozen(self) -> int:
-        """Return the number of frozen numbers in the word vectors.
+        """Return how many frozen values the word vectors have.
 
         The encoder is not counted, because only its features are used.
         """

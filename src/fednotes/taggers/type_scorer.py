@@ -148,7 +148,7 @@ def _require_known(labels: Iterable[str], types: Collection[str]) -> None:
         if label not in types:
             raise ConfigError(
                 "[model] descriptions: unknown type "
-                f"{label!r}; {suggest_name(label, types)}"
+                f"{label!r}: {suggest_name(label, types)}"
             )
 
 

@@ -47,7 +47,7 @@ def list_precision_warnings(precision: str, device: torch.device) -> tuple[str, 
         return ()
     return (
         'precision = "bfloat16" is slower than float32 here, because this processor '
-        'has no instructions for it; set it to "auto" to use bfloat16 only where it '
+        'has no instructions for it: set it to "auto" to use bfloat16 only where it '
         "is faster",
     )
 

@@ -114,7 +114,7 @@ def fill_in_sites(config: C, sites: Sequence[str], **values: Any) -> C:
         )
     if config.aggregation == "reference" and config.reference not in sites:
         raise ConfigError(
-            f"reference = {config.reference!r}: expected a site of the job; "
+            f"reference = {config.reference!r}: expected a site of the job: "
             f"{suggest_name(config.reference, sites)}"
         )
     least = count_least_sites(config)

@@ -398,12 +398,14 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
         )
     if examples < 0:
         raise TrainingError(
-            f"the sites' numbers of examples add up to {examples:,}: one is wrong"
+            f"the sites' numbers of examples add up to {examples:,}, so one of them is "
+            "wrong"
         )
     batch = int(federation.sum("take_share", examples=examples).metric("share"))
     if batch < 1:
         raise TrainingError(
-            f"the sites' parts of a mini-batch add up to {batch:,}: one is wrong"
+            f"the sites' parts of a mini-batch add up to {batch:,}, so one of them is "
+            "wrong"
         )
     return examples, batch
 

@@ -251,7 +251,7 @@ def test_the_misspelt_folder_of_a_kit_is_recognised(
 ) -> None:
     wrong = Path(f"{shared_kits['h1']}x")
     output = run_command("site", "status", wrong)
-    assert "is not a kit: there is no such folder; did you mean" in output
+    assert "is not a kit: there is no such folder: did you mean" in output
     assert str(shared_kits["h1"]) in output
     output = run_command("site", "status", tmp_path)
     assert "give a folder that `fednotes provision` created" in output
@@ -270,10 +270,10 @@ def test_a_wrong_site_file_is_refused_before_it_is_copied_into_the_kit(
         test_codes = site_file(tmp_path, "[data.patients]\ntest_codes = 'none'\n")
         assert "missing: patients.test_codes = " in start(test_codes)
     unknown = site_file(tmp_path, "trian = 'x'\n")
-    assert "unknown key 'trian'; did you mean 'train'?" in start(unknown)
+    assert "unknown key 'trian': did you mean 'train'?" in start(unknown)
     key = kit / "startup" / "client.key"
     key.chmod(0o644)
-    assert f"other users can read this file; run: chmod 600 {key}" in start(good)
+    assert f"other users can read this file: run chmod 600 {key}" in start(good)
     key.chmod(0o600)
     for text, header in (
         ("train = 'train.conll'\n", "data"),

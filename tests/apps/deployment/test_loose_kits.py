@@ -27,7 +27,7 @@ def test_an_admin_kit_whose_key_others_can_open_cannot_submit_a_job(
     key.chmod(mode)
     with pytest.raises(
         ConfigError,
-        match=r"client\.key: other users can read this file; run: chmod -R go-rwx",
+        match=r"client\.key: other users can read this file: run chmod -R go-rwx",
     ):
         open_admin_kit(kits["admin"])
     key.chmod(0o600)
@@ -45,7 +45,7 @@ def test_a_kit_whose_key_others_can_read_is_not_started(
         for check in list_problems_before_start(kits[who])
         if check.subject == "key"
     ]
-    assert problems == [f"{key}: other users can read this file; run: chmod 600 {key}"]
+    assert problems == [f"{key}: other users can read this file: run chmod 600 {key}"]
 
 
 @pytest.mark.parametrize(

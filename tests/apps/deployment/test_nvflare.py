@@ -1491,8 +1491,12 @@ def test_objects_that_a_run_needs_arrive(tmp_path: Path) -> None:
     ("name", "data", "problem"),
     [
         ("nvflare.private.admin_defs.Message", {"data": {"get_header": 1}}, "other"),
-        ("nvflare.private.admin_defs.Message", 7, "other attributes"),
-        ("nvflare.fuel.utils.fobs.datum.DatumRef", {"data": {}}, "other attributes"),
+        ("nvflare.private.admin_defs.Message", 7, "unexpected attributes"),
+        (
+            "nvflare.fuel.utils.fobs.datum.DatumRef",
+            {"data": {}},
+            "unexpected attributes",
+        ),
         (
             "nvflare.fuel.utils.fobs.datum.DatumRef",
             {"data": {"datum_id": "0", "unwrap": True}},

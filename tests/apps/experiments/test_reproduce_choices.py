@@ -360,7 +360,7 @@ def test_one_error_is_raised_if_nothing_can_run(tiny: Any, tmp_path: Path) -> No
     path = own_job(tmp_path / "jobs")
     path.write_text(path.read_text(encoding="utf-8") + "pth = 'x'\n", encoding="utf-8")
     expected = (
-        r"^no run of this experiment is possible: .*mine.toml \[sites.south\]: unknown key 'pth'; "
+        r"^no run of this experiment is possible: .*mine.toml \[sites.south\]: unknown key 'pth': "
         r"did you mean 'path'\?$"
     )
     with pytest.raises(ConfigError, match=expected):

@@ -51,5 +51,5 @@ def test_sites_with_different_labels_are_refused_with_a_remedy(tmp_path: Path) -
     write_hospital(tmp_path / "all" / "north", 1, "asthma")
     with pytest.raises(DataError, match="gout are labelled at only one of the sites"):
         fn.init(tmp_path / "all")
-    with pytest.raises(ParameterError, match="labels of patients; known: phenotype"):
+    with pytest.raises(ParameterError, match="labels of patients: known: phenotype"):
         fn.init(tmp_path / "all" / "mercy", method="finetune")

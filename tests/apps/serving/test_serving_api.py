@@ -67,7 +67,7 @@ def test_an_export_for_patients_is_refused_for_mentions(
 
 def test_wrong_arguments_are_refused_with_what_was_expected(model: Path) -> None:
     wrong_kind: Any = 5
-    with pytest.raises(ConfigError, match="unknown form 5; known: card, "):
+    with pytest.raises(ConfigError, match="unknown form 5: known: card, "):
         fn.export(model, wrong_kind, "out")
     folder = "expected a model's folder, not NoneType"
     with pytest.raises(fn.FednotesError, match=folder):

@@ -47,7 +47,7 @@ class Scene:
         self.site = site or names[0]
         if self.site not in names:
             raise ConfigError(
-                f"there is no site {site!r}; the job's sites are {', '.join(names)}"
+                f"there is no site {site!r}: the job's sites are {', '.join(names)}"
             )
         self.job = job
         self.sites = sites

@@ -155,7 +155,7 @@ def _check_folder(kit: Path, facts: Kit) -> Iterator[Check]:
         yield Check(
             "key",
             ok=False,
-            message=f"{key}: other users can read this file; run: chmod 600 {key}",
+            message=f"{key}: other users can read this file: run chmod 600 {key}",
         )
 
 

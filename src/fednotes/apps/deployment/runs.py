@@ -159,7 +159,7 @@ def open_admin_kit(path: Path) -> AdminKit:
         )
     for key in find_loose_keys(path):
         raise ConfigError(
-            f"{key}: other users can read this file; run: chmod -R go-rwx {path}; if "
+            f"{key}: other users can read this file: run chmod -R go-rwx {path}; if "
             "other people use this machine, ask for another kit"
         )
     for name in build_kit_files(facts, path):

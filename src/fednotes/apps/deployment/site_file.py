@@ -190,7 +190,7 @@ def _require_known(keys: Iterable[str], valid_keys: Sequence[str], where: str) -
     for key in keys:
         if key not in valid_keys:
             suggestion = suggest_name(key, valid_keys)
-            raise ConfigError(f"{where}: unknown key {key!r}; {suggestion}")
+            raise ConfigError(f"{where}: unknown key {key!r}: {suggestion}")
 
 
 def install_site_file(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
@@ -388,7 +388,7 @@ def job_at_home(
         size_each = (total - home_size) // max(1, len(other_names))
         if size_each < 1:
             raise ParameterError(
-                f"`total` = {total}: site {site!r} alone has {home_size}; give "
+                f"`total` = {total}: site {site!r} alone has {home_size}: give "
                 "the number of training examples of all sites together"
             )
         stand_ins = [
@@ -435,7 +435,7 @@ def require_no_places(
             if "$" in value or value.startswith("~"):
                 raise ConfigError(
                     f"{where} [{name}] {key}: a job may not name an environment "
-                    "variable or a home folder; ask its author to remove it"
+                    "variable or a home folder: ask its author to remove it"
                 )
 
 

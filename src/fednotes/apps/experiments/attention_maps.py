@@ -80,7 +80,7 @@ def open_attention_model(spec: str | Path) -> AttentionModel:
         _, layers, heads, _, _ = maps.shape
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise ModelError(
-            f"{directory}: returns no attention maps; give a text encoder such as "
+            f"{directory}: returns no attention maps: give a text encoder such as "
             "BERT, all of whose layers have the same number of heads"
         ) from error
     return AttentionModel(

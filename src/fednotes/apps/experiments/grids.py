@@ -216,7 +216,7 @@ def load_grid(name: str) -> tuple[Grid, Path]:
     files = list_grid_files()
     if name not in files:
         raise ConfigError(
-            f"no experiment is called {name!r}; {suggest_name(name, files)}"
+            f"no experiment is called {name!r}: {suggest_name(name, files)}"
         )
     path = files[name]
     return build(Grid, read_toml(path), path.name), path
@@ -280,7 +280,7 @@ def choose_jobs(grid: Grid, folder: str, base: Sequence[str]) -> Jobs:
         name, job = _split_base(grid, text)
         if name not in grid.list_job_names():
             raise ParameterError(
-                f"`base` {text}: this experiment has no job {name!r}; "
+                f"`base` {text}: this experiment has no job {name!r}: "
                 f"{suggest_name(name, grid.list_job_names())}"
             )
         if name in replacements:

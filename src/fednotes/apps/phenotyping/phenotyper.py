@@ -400,8 +400,8 @@ def _read_facts(path: Path) -> _Facts:
     values = read_json(path / f"{PHENOTYPER}.json")
     if values["format"] != FORMAT:
         raise ModelError(
-            f"format {values['format']}, this version reads {FORMAT}: use the version "
-            "of fednotes that wrote it, or train it again"
+            f"has format {values['format']}, but this version reads {FORMAT}: use the "
+            "version of fednotes that wrote it, or train it again"
         )
     if values.get("checksum") != _compute_checksum(values):
         raise ModelError(f"damaged (the checksum of {PHENOTYPER}.json does not match)")

@@ -102,13 +102,13 @@ def read_token(path: PathLike) -> str:
         content = file.read(_TOKEN_FILE_BYTES)
     if mode & 0o077:
         raise ConfigError(
-            f"{path}: other users can read this file; run: chmod 600 {path}"
+            f"{path}: other users can read this file: run chmod 600 {path}"
         )
     token = content.decode("latin-1").strip()
     is_word = re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII)
     if not is_word or len(token) < MIN_TOKEN:
         raise ConfigError(
-            f"{path}: expected one word of at least {MIN_TOKEN} letters and digits; "
+            f"{path}: expected one word of at least {MIN_TOKEN} letters and digits: "
             "`openssl rand -hex 32` prints one"
         )
     return token

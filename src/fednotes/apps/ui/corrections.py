@@ -205,7 +205,7 @@ class CorrectionsFile:
             if _read_stamp(self.path) != self._stamp:
                 raise FednotesError(
                     f"{self.path}: another program has changed this file, so the "
-                    "decision was not saved; start `fednotes ui` again to load it"
+                    "decision was not saved: start `fednotes ui` again to load it"
                 )
             decisions = dict(self._decisions)
             decisions.pop(key, None)
@@ -233,7 +233,7 @@ def _read_decisions(path: Path) -> dict[MentionKey, Decision]:
 def _make_unreadable_error(path: Path, reason: str) -> DataError:
     """Return the error for a file that holds no decisions."""
     return DataError(
-        f"{path}: cannot be read as a file of decisions ({reason}); start `fednotes "
+        f"{path}: cannot be read as a file of decisions ({reason}): start `fednotes "
         "ui` with another file of corrections"
     )
 

@@ -193,7 +193,7 @@ class ErrorPages:
         format = request.path_params["format"]
         if format not in _EXPORT_NAMES:
             known = ", ".join(_EXPORT_NAMES)
-            raise ConfigError(f"unknown format {format!r}; known: {known}")
+            raise ConfigError(f"unknown format {format!r}: known: {known}")
         allow_loss = bool(request.query_params.get("anyway"))
         try:
             file = self._find_export(filters.run, format, allow_loss=allow_loss)

@@ -41,7 +41,7 @@ class TrialPages:
         text = form.get("text", "").replace("\r\n", "\n")
         if len(text) > _MAX_TEXT:
             raise ConfigError(
-                f"the text has over {_MAX_TEXT:,} characters; try a shorter one"
+                f"the text has over {_MAX_TEXT:,} characters: try a shorter one"
             )
         if not text.strip():
             return self._render_trial(text, None)

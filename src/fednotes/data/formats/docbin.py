@@ -160,7 +160,7 @@ class _Budget:
         """Return the error for a file that exceeds the budget."""
         return DataError(
             f"its documents take more than {self.memory:,} bytes of memory, far more "
-            "than notes have; if it is a DocBin of notes, split it into several files"
+            "than notes have: if it is a DocBin of notes, split it into several files"
         )
 
 
@@ -224,7 +224,7 @@ def _require_lists(unpacked: bytes, budget: _Budget) -> None:
     if not all(isinstance(part, list) for part in lists):
         raise ValueError("not lists")
     if memoryview(parts["lengths"]).nbytes // _LENGTH_BYTES != len(parts["cats"]):
-        raise ValueError("another number of documents")
+        raise ValueError("the lists have different lengths")
 
 
 def _require_groups(groups: bytes, budget: _Budget) -> None:
@@ -264,7 +264,7 @@ def _decompress(data: bytes) -> bytes:
         raise DataError(_UNREADABLE) from None
     if len(unpacked) > limit:
         raise DataError(
-            f"it unpacks to more than {limit:,} bytes, far more than notes need; if it "
+            f"it unpacks to more than {limit:,} bytes, far more than notes need: if it "
             "is a DocBin of notes, split it into several files"
         )
     return unpacked

@@ -48,8 +48,8 @@ def read_json(path: Path) -> Any:
         raise DataError.at(
             path,
             error.line,
-            f"not readable as JSON ({error}); a large corpus can be split into several "
-            "files of one folder",
+            f"not readable as JSON ({error}): check that the file is complete; split a "
+            "large corpus into several files of one folder",
         ) from None
 
 

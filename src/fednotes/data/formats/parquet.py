@@ -389,7 +389,7 @@ class _ParquetReader:
             chunks: All columns of the group.
 
         Raises:
-            ValueError: The group has other columns than the schema.
+            ValueError: The columns of the group differ from the schema's.
             DataError: The largest pages of the columns together exceed the limit for a
                 batch, or the values or lists of the columns exceed the limit for all
                 rows.
@@ -397,7 +397,7 @@ class _ParquetReader:
         limits = self._limits
         schema = self._source.schema
         if len(chunks) != len(schema):
-            raise ValueError("a group has other columns than the schema")
+            raise ValueError("the columns of a group differ from the schema's")
         sizes = {
             number: measure_column(
                 self._arrow,

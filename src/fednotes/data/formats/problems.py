@@ -36,7 +36,7 @@ def is_refused(on_error: str) -> bool:
     """
     known = get_args(OnError)
     if on_error not in known:
-        raise ConfigError(f"on_error = {on_error!r}; {suggest_name(on_error, known)}")
+        raise ConfigError(f"on_error = {on_error!r}: {suggest_name(on_error, known)}")
     return on_error == "refuse"
 
 

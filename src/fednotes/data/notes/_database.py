@@ -259,7 +259,7 @@ def _fetch_rows(
         result = connection.exec_driver_sql(statement, execution_options=options)
         if len(result.keys()) != columns:
             raise DataError(
-                f"{where}: the database sends other columns than it announced: check "
+                f"{where}: the database sends columns that it did not announce: check "
                 "that this is the right server"
             )
         rows = result.fetchall()

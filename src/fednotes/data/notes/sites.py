@@ -276,7 +276,7 @@ def make_sites(
     for site in sites:
         if not site.train_notes:
             raise ConfigError(
-                f"site {site.id!r}: no training note is left; raise max_notes, or ask "
+                f"site {site.id!r}: no training note is left: raise max_notes, or ask "
                 "for fewer silos"
             )
         if site.train_patients == 1 and not site.valid_notes:

@@ -196,7 +196,7 @@ def _require_types(site: SiteOfJob, labels: Types) -> None:
             annotated = ", ".join(sorted(mapped)) or "no entity"
             raise DataError(
                 f"site {site.name!r} lists the type {label!r}, but its files have "
-                f"{annotated}; {suggest_name(label, mapped)}"
+                f"{annotated}: {suggest_name(label, mapped)}"
             )
 
 
@@ -247,7 +247,7 @@ def _choose_by_metadata(documents: Documents, where: str) -> Documents:
     else:
         keys = sorted(set(_list_metadata_keys(documents)))[:_MAX_LISTED]
         known = f"their meta has {', '.join(keys) or 'nothing to choose by'}"
-    raise DataError(f"where = {where!r}: no document has this value; {known}")
+    raise DataError(f"where = {where!r}: no document has this value: {known}")
 
 
 def _list_metadata_keys(documents: Documents) -> Iterator[str]:

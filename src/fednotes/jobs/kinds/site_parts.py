@@ -176,7 +176,7 @@ def _find_trained_types(site: SiteOfJob, train: Documents) -> Types:
     types = site.config.types or list_types(train)
     if not types:
         raise ConfigError(
-            f"site {site.name!r}: no entity is annotated in its training data; "
+            f"site {site.name!r}: no entity is annotated in its training data: "
             "check its format and label_map"
         )
     return types

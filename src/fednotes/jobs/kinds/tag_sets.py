@@ -80,7 +80,7 @@ def find_complete_types(
     for label in config.types:
         if label not in occurring:
             raise ConfigError(
-                f"[tags] types has {label!r}, which is annotated at no site; "
+                f"[tags] types has {label!r}, which no site annotates: "
                 f"{suggest_name(label, occurring)}"
             )
     return config.types or tuple(occurring)
@@ -154,7 +154,7 @@ def _require_fitting_types(
     for label in site_types:
         if label not in complete:
             raise ConfigError(
-                f"site {name!r} has the type {label!r}, but [tags] types does not; "
+                f"site {name!r} has the type {label!r}, but [tags] types does not: "
                 f"{suggest_name(label, complete)}"
             )
 

@@ -302,7 +302,7 @@ def _require_method(method: str, sites: Sequence[SiteFacts]) -> None:
     suitable_methods = list_methods(sites)
     if method and method not in suitable_methods:
         raise ParameterError(
-            f"`method` {method}: the notes have {_HOLDS_WORDS[sites[0].holds]}; "
+            f"`method` {method}: the notes have {_HOLDS_WORDS[sites[0].holds]}: "
             f"{suggest_name(method, suitable_methods)}"
         )
 

@@ -117,6 +117,6 @@ def _require_encoder(encoder: str) -> None:
         find_encoder_directory(encoder)
     except ModelError as error:
         raise ParameterError(
-            f"`encoder` {encoder}: no such directory; give a Hugging Face directory, "
+            f"`encoder` {encoder}: no such directory: give a Hugging Face directory, "
             '"minilm", or "none" for a light tagger'
         ) from error

@@ -63,7 +63,7 @@ def describe_folders_left_out(content: FolderContent) -> Iterator[str]:
         yield (
             f"{content.path}: {join_file_names(content.links)} "
             f"{_was(content.links)} left out, because links to folders are not "
-            "followed; give the folders themselves as further paths"
+            "followed: give the folders themselves as further paths"
         )
 
 

@@ -181,7 +181,7 @@ class SecureServer:
         check_layout(message.layout)
         if message.layout.sites != len(self._parties.sites):
             raise RefusedError(
-                f"site {site!r} prepared its update for another number of sites"
+                f"site {site!r} prepared its update for a different number of sites"
             )
 
         words = message.words
@@ -263,7 +263,7 @@ class SecureServer:
         has_keys = _covers(message.keys, dropped, SHARE_BYTES)
         if not has_masks or not has_keys:
             raise RefusedError(
-                f"site {message.site!r} opened other shares than the server requested"
+                f"site {message.site!r} opened shares that the server did not request"
             )
         self._answers[message.site] = message
 

@@ -171,11 +171,11 @@ class SecureSite:
         self._answer: UnmaskMessage | None = None
 
     def require_parties(self, parties: Parties) -> None:
-        """Raise RefusedError if the exchange is among other sites than these."""
+        """Raise RefusedError if the exchange is not among these sites."""
         if self._parties.sites != parties.sites:
             raise RefusedError(
-                f"site {self.site!r}: the exchange of keys is among other sites than "
-                "those that the request names"
+                f"site {self.site!r}: the exchange of keys is not among the sites that "
+                "the request names"
             )
 
     def make_keys(self) -> KeysMessage:
@@ -222,7 +222,7 @@ class SecureSite:
         """
         if keys[self.site] != self._own_keys:
             raise RefusedError(
-                "the list of keys has other keys for this site than it sent"
+                "the list of keys has keys for this site that it did not send"
             )
         public_keys = []
         for site, message in keys.items():

@@ -269,7 +269,7 @@ def test_a_damaged_request_is_named_with_a_remedy(tmp_path: Path) -> None:
     (path,) = tmp_path.rglob("pending/*.json")
     for damaged in ("{", "[]", path.read_text().replace('"seed": 1', '"seed": 2')):
         path.write_text(damaged)
-        with pytest.raises(ConfigError, match=r"pending.*: damaged; delete it"):
+        with pytest.raises(ConfigError, match=r"pending.*: damaged: delete it"):
             read_pending_jobs(tmp_path)
 
 

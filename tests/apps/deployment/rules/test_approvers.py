@@ -228,7 +228,7 @@ def test_only_its_owner_can_read_a_key(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     path.chmod(0o640)
     with pytest.raises(
-        ConfigError, match="other users can read this file; run: chmod 600"
+        ConfigError, match="other users can read this file: run chmod 600"
     ):
         read_signing_key(path, never)
 

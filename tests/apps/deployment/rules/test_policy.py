@@ -268,7 +268,7 @@ def test_permitted_hours_follow_the_time_zone_of_the_site() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("min_site = 3", "unknown key 'min_site'; did you mean 'min_sites'"),
+        ("min_site = 3", "unknown key 'min_site': did you mean 'min_sites'"),
         ('source = "x"', "unknown key 'source'"),
         ('min_sites = "3"', "expected a whole number"),
         ("min_sites = 0", "at least 1"),

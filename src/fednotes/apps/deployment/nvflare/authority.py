@@ -440,7 +440,7 @@ class Authority:
             former_trust = Trust(self.former_roots, self.trust_list.bridges)
             end = former_trust.find_root_expiry(self.former_roots[-1])
             raise ConfigError(
-                f"{self.folder}: its root is being replaced until {end:%Y-%m-%d}; wait "
+                f"{self.folder}: its root is being replaced until {end:%Y-%m-%d}: wait "
                 "until then"
             )
         old_root = self.root
@@ -536,7 +536,7 @@ class Authority:
                 self.trust_list = trust_list
                 return
         raise ParameterError(
-            "more kits are revoked than a trust list can contain; use `replace_root` "
+            "more kits are revoked than a trust list can contain: use `replace_root` "
             "instead"
         )
 
@@ -755,7 +755,7 @@ class ProjectConfig:
         for owner, organisation in (self.organisations or {}).items():
             if owner not in owners:
                 raise ConfigError(
-                    f"organisations: unknown site {owner!r}; "
+                    f"organisations: unknown site {owner!r}: "
                     f"{suggest_name(owner, owners)}"
                 )
             if not re.fullmatch(r"[A-Za-z0-9_]+", organisation):
@@ -958,7 +958,7 @@ def _require_known(names: Iterable[str], kits: Iterable[str]) -> None:
     for name in names:
         if name not in kit_names:
             raise ConfigError(
-                f"{name!r} is not a kit of this project; "
+                f"{name!r} is not a kit of this project: "
                 f"{suggest_name(name, kit_names)}"
             )
 

@@ -662,7 +662,7 @@ class _Facts(DataClassDecomposer):
             or len(data) != 1
             or facts.keys() != self._attributes
         ):
-            raise ValueError("the message contains an object with other attributes")
+            raise ValueError("the message has an object with unexpected attributes")
         return super().recompose(data, manager)
 
 
@@ -946,7 +946,7 @@ class _OrderCheck(RequestProcessor):
     NVFlare unpacks code into a folder from which the job's process imports, before it
     finds that the job may have none. A process that started at this moment would run
     the code. A job with code is therefore not unpacked, and a job that is running, or
-    about to start, is not replaced: otherwise, its process could read another job than
+    about to start, is not replaced: otherwise, its process could read a job other than
     the one whose signature it has checked.
 
     Args:

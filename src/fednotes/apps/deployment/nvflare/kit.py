@@ -86,7 +86,7 @@ def read_kit(kit: Path) -> Kit:
     except (OSError, ValueError) as error:
         problem = "give a folder that `fednotes provision` created"
         if not kit.exists():
-            problem = f"there is no such folder; {_suggest_kit(kit)}"
+            problem = f"there is no such folder: {_suggest_kit(kit)}"
         raise ConfigError(f"{kit} is not a kit: {problem}") from error
 
 

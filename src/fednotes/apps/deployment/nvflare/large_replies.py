@@ -153,7 +153,7 @@ def load_stored(stored: StoredBytes, fobs_ctx: dict[str, Any] | None = None) -> 
                 header.marker != lobs.MARKER_MAIN
                 or not 0 < header.size < MAX_FIRST_SECTION
             ):
-                raise ValueError("the first section has another kind or size")
+                raise ValueError("the first section has an unexpected kind or size")
             first_section = section[:]
             continue
         if header.marker != lobs.MARKER_DATUM_BLOB or header.dot:

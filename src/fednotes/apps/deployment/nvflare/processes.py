@@ -293,7 +293,7 @@ def _require_can_run(kit: Path, facts: Kit) -> None:
         )
     if any(letter.isspace() for letter in str(kit)):
         raise ConfigError(
-            f"{kit}: NVFlare cannot run in a folder with a space in its path; move the "
+            f"{kit}: NVFlare cannot run in a folder with a space in its path: move the "
             "kit"
         )
 
@@ -314,7 +314,7 @@ def _make_kit_private(kit: Path) -> None:
     if any(mode & 0o002 for mode in earlier_modes.values()):
         users = "other users of this machine"
     logger.warning(
-        "%s: %s could change %d files and folders, such as %s, until now; look at the "
+        "%s: %s could change %d files and folders, such as %s, until now: look at the "
         "site's file and its decisions, or ask for another kit",
         kit,
         users,
@@ -487,8 +487,8 @@ def read_last_refusal(kit: Path) -> str:
 def is_connected(contact: LastContact | None, now: float) -> bool:
     """Return whether the server has answered within the last `LOST_SECONDS`.
 
-    An answer whose time is further in the future than that does not count either: the
-    clock was set back after it.
+    An answer whose time is further than that in the future does not count either,
+    because the clock must have been set back since.
 
     Args:
         contact: The site's record of the server's answers.

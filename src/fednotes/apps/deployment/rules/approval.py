@@ -226,7 +226,7 @@ def read_signing_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
         mode = path.stat().st_mode
     if mode & 0o077:
         raise ConfigError(
-            f"{path}: other users can read this file; run: chmod 600 {path}"
+            f"{path}: other users can read this file: run chmod 600 {path}"
         )
 
     is_encrypted = b"ENCRYPTED" in text
@@ -540,7 +540,8 @@ def _read_decisions(path: Path, *_stamp: int) -> tuple[Approval, ...]:
     try:
         if contents["format"] != FORMAT:
             raise _make_error(
-                path, f"has format {contents['format']}, this version reads {FORMAT}"
+                path,
+                f"has format {contents['format']}, but this version reads {FORMAT}",
             )
         tables = contents["jobs"]
         for fingerprint, table in tables.items():
@@ -559,7 +560,7 @@ def _read_decisions(path: Path, *_stamp: int) -> tuple[Approval, ...]:
 def _make_error(path: Path, problem: str) -> ConfigError:
     """Return the error for a file of decisions that cannot be used."""
     return ConfigError(
-        f"{path}: {problem}; move it away and approve the site's jobs again"
+        f"{path}: {problem}: move it away and approve the site's jobs again"
     )
 
 

@@ -283,7 +283,7 @@ def read_pending_jobs(kit: Path) -> list[RequestedJob]:
             continue
         except (OSError, ValueError, KeyError, TypeError, RefusedError) as error:
             raise ConfigError(
-                f"{path}: damaged; delete it, and the server will ask again"
+                f"{path}: damaged: delete it, and the server will ask again"
             ) from error
     return sorted(jobs, key=lambda job: job.when, reverse=True)
 
@@ -800,7 +800,7 @@ class SiteGuard:
         Raises:
             NotApproved: The job is no longer approved.
             PolicyRefusal: A rule forbids the request.
-            RefusedError: The request names other sites than the job permits.
+            RefusedError: The request names sites that the job does not permit.
         """
         policy = self._read_policy()
         time = read_clock()
@@ -1253,7 +1253,7 @@ class SiteGuard:
         if newest is None or newest.number != request.counted.get(self._site):
             raise RefusedError(
                 f"site {self._site!r}: cannot tell which update this masked message "
-                "contains; start a new run"
+                "contains: start a new run"
             )
         return newest
 
@@ -1264,7 +1264,7 @@ class SiteGuard:
         if line is None:
             raise RefusedError(
                 f"site {self._site!r}: its ledger has no record of the requested "
-                "reply; start a new run"
+                "reply: start a new run"
             )
         return _UpdateFacts(
             request.number,

@@ -243,7 +243,7 @@ class Policy:
             raise invalid_hours
         if start == end:
             raise ConfigError(
-                f"hours = {self.hours!r}: the start and the end are the same time; "
+                f"hours = {self.hours!r}: the start and the end are the same time: "
                 "leave hours out to allow any time"
             )
         return _Hours(start, end)

@@ -50,7 +50,7 @@ def find_form(name: str) -> ExportForm:
         return ExportForm(module.make_writer, options=_BUILT_IN[name])
     entry = plugins.list_added_entries("exports", _BUILT_IN).get(name)
     if entry is None:
-        raise ConfigError(f"unknown form {name!r}; {suggest_name(name, list_forms())}")
+        raise ConfigError(f"unknown form {name!r}: {suggest_name(name, list_forms())}")
     form: ExportForm = plugins.load_entry(entry, ExportForm)
     return form
 

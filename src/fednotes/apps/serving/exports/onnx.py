@@ -86,7 +86,7 @@ def make_writer(model: Path, *, int8: bool = False) -> Callable[[Path], None]:
     if isinstance(loaded, Tagger) and loaded.encoder is not None:
         raise ConfigError(
             f"{model}: this tagger reads the features of a frozen encoder "
-            f"({loaded.config.contextual}), which would not be part of its graph; "
+            f"({loaded.config.contextual}), which would not be part of its graph: "
             "train it without contextual, or train a token classifier"
         )
     packages = ["onnx", "onnxruntime"]
@@ -361,7 +361,7 @@ def _trace_classifier(model: TokenClassifier, path: Path, ids: Tensor) -> None:
         # The exporter raises many types of exceptions for an encoder it cannot trace.
         raise ModelError(
             f"{model.config.encoder}: this encoder cannot be exported as an ONNX graph "
-            f"({_find_root_message(error)}); use the model from Python or over HTTP, "
+            f"({_find_root_message(error)}): use the model from Python or over HTTP, "
             "or train on another encoder, such as BERT or RoBERTa"
         ) from error
 

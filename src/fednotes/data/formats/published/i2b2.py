@@ -49,7 +49,7 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """
     is_text_file = path.suffix == ".txt" and path.is_file()
     if is_text_file and not path.with_suffix(".con").is_file():
-        raise DataError(f"{path}: there is no .con file beside it; give the .con file")
+        raise DataError(f"{path}: there is no .con file beside it: give the .con file")
     files = find_corpus_files(
         path, lambda file: file.suffix == ".con" and accepts(file), "i2b2 2010"
     )
