@@ -92,12 +92,12 @@ class PlainCommand(TyperCommand):
         """Parse the command's words; print the new name of each old one."""
         used = self.old_names.keys() & _find_option_names(args)
         ctx.meta[_USED] = used
-        rest = super().parse_args(ctx, args)
+        remaining = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:  # which completion uses
             for old in sorted(used):
                 new = self.old_names[old]
                 print(f"note: {old} is now {new}: use that name", file=sys.stderr)
-        return rest
+        return remaining
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line after the command's name."""

@@ -236,10 +236,10 @@ def _make_type_error(
             "instead of the class"
         )
     is_class = isinstance(loaded, type)
-    found = f"the class {loaded.__name__}" if is_class else type(loaded).__name__
+    registered = f"the class {loaded.__name__}" if is_class else type(loaded).__name__
     wanted = " or ".join(kind.__name__ for kind in types)
     return ConfigError(
-        f"{package} registers {found} as {where}, expected {wanted}: "
+        f"{package} registers {registered} as {where}, expected {wanted}: "
         "update or uninstall it"
     )
 

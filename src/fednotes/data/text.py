@@ -114,8 +114,8 @@ def normalise(form: str) -> str:
     normalised = " ".join(form.casefold().split())
     if len(normalised) <= _MAX_FORM:
         return normalised
-    rest = normalised[_MAX_FORM:].encode("utf-8", "surrogatepass")
-    return normalised[:_MAX_FORM] + hashlib.sha256(rest).hexdigest()
+    end = normalised[_MAX_FORM:].encode("utf-8", "surrogatepass")
+    return normalised[:_MAX_FORM] + hashlib.sha256(end).hexdigest()
 
 
 _WORDS = {

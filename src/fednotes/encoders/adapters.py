@@ -363,15 +363,17 @@ def find_linears(
     }
     stacked = [m for name, m in linears.items() if re.search(r"\.\d+\.", name)]
     if changed == "all":
-        found = stacked
+        layers = stacked
         problem = "no linear maps in stacked layers"
-        is_usable = bool(found)
+        is_usable = bool(layers)
     else:
-        found = [m for name, m in linears.items() if name.rsplit(".", 1)[-1] in CHANGED]
+        layers = [
+            m for name, m in linears.items() if name.rsplit(".", 1)[-1] in CHANGED
+        ]
         problem = "no query and value projections of equal size"
-        is_usable = len({tuple(m.weight.shape) for m in found}) == 1
+        is_usable = len({tuple(m.weight.shape) for m in layers}) == 1
     if is_usable:
-        return found
+        return layers
 
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)

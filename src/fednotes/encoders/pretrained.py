@@ -627,9 +627,9 @@ def _find_growth(where: Path, rule: Mapping[str, Any]) -> int:
     for key in ("content", "replacement", "prepend"):
         text = rule.get(key)
         if isinstance(text, str):
-            # A rule without a text to replace inserts, and keeps what it found.
-            kept = 0 if _replaces_text(rule) else 1
-            growth = max(growth, len(text) + kept)
+            # A rule without a text to replace inserts, and keeps the character there.
+            num_kept = 0 if _replaces_text(rule) else 1
+            growth = max(growth, len(text) + num_kept)
     return max(1, growth)
 
 

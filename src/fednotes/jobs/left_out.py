@@ -240,8 +240,9 @@ class LeftOutSite:
         Args:
             predicted: The site's test documents with the model's mentions.
         """
-        seen = collect_forms([note for other in self._others for note in other.train])
-        counts = SpanCounts.of(self._site.test, predicted, seen, self._types)
+        notes = [note for other in self._others for note in other.train]
+        seen_forms = collect_forms(notes)
+        counts = SpanCounts.of(self._site.test, predicted, seen_forms, self._types)
         scores = counts.scores()
         if self._job.privacy is not None:
             del scores["unseen"]  # it reveals which forms the training notes have

@@ -65,13 +65,13 @@ def require_model(folder: Path) -> None:
         )
     run = next((each for each in folder.parents if is_run(each)), None)
     if run is not None:
-        of_run = list_model_folders(run)
-        below = [path for path in of_run if folder in path.parents]
-        models = [str(path) for path in below or of_run]
+        models_of_run = list_model_folders(run)
+        models_below = [path for path in models_of_run if folder in path.parents]
+        models = [str(path) for path in models_below or models_of_run]
     if run is not None and models:
         raise ModelError(
             f"{folder}: no model here: give one of the models "
-            f"{'below it' if below else 'of its run'}: "
+            f"{'below it' if models_below else 'of its run'}: "
             f"{list_names(models)}"
         )
     if folder.is_dir():

@@ -320,13 +320,13 @@ def _keep_model_of(declared: Mapping[str, Any], site: str) -> dict[str, Any]:
     sites = table.get("sites") if isinstance(table, Mapping) else None
     if not isinstance(table, Mapping) or not isinstance(sites, Mapping):
         return dict(declared)
-    kept = {
+    shown_sites = {
         name: {key: value for key, value in keys.items() if key != "model"}
         if name != site and isinstance(keys, Mapping)
         else keys
         for name, keys in sites.items()
     }
-    return {**declared, "job": {**table, "sites": kept}}
+    return {**declared, "job": {**table, "sites": shown_sites}}
 
 
 def select_data(file: SiteFile, kind: str) -> Mapping[str, Any]:

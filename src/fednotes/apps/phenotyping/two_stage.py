@@ -493,11 +493,11 @@ def _require_label_counts(counts: Mapping[str, np.ndarray]) -> None:
         TrainingError: A sum is negative.
     """
     for name, of_label in counts.items():
-        least = float(of_label.min(initial=0.0))
-        if least < 0:
+        smallest = float(of_label.min(initial=0.0))
+        if smallest < 0:
             raise TrainingError(
-                f"the sites counted {least:,.0f} patients with the label {name!r}: a "
-                "site sent a negative number; find out which one, and start the run "
+                f"the sites counted {smallest:,.0f} patients with the label {name!r}: "
+                "a site sent a negative number; find out which one, and start the run "
                 "again without it"
             )
 
@@ -508,12 +508,12 @@ def _require_frequencies(frequencies: np.ndarray, patients: int) -> None:
     Raises:
         TrainingError: A count is outside this range.
     """
-    least = int(frequencies.min())
-    most = int(frequencies.max())
-    if not 0 <= least <= most <= patients:
+    lowest = int(frequencies.min())
+    highest = int(frequencies.max())
+    if not 0 <= lowest <= highest <= patients:
         raise TrainingError(
-            f"the sites counted {patients:,} patients ('patients'), but {least:,} to "
-            f"{most:,} with each concept: all sites must run the same job with the "
+            f"the sites counted {patients:,} patients ('patients'), but {lowest:,} to "
+            f"{highest:,} with each concept: all sites must run the same job with the "
             "same version of fednotes"
         )
 

@@ -184,8 +184,10 @@ def list_points(entry: Mapping[str, Any]) -> Iterator[Point]:
     if round_index is None or not 0 <= round_index < _MAX_ROUNDS:
         return
     round_number = int(round_index) + 1
-    whole = {key: value for key, value in entry.items() if key not in _NOT_CURVES}
-    by_site = {str(entry.get("site") or ""): _keep_numbers(whole)}
+    scores_of_part = {
+        key: value for key, value in entry.items() if key not in _NOT_CURVES
+    }
+    by_site = {str(entry.get("site") or ""): _keep_numbers(scores_of_part)}
     for site, of_site in as_mapping(entry.get("sites")).items():
         # A site that trains alone has the values of the whole part, too.
         by_site.setdefault(str(site), {}).update(_keep_numbers(as_mapping(of_site)))

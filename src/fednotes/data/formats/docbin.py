@@ -146,8 +146,8 @@ class _Budget:
         Raises:
             ValueError: It is not msgpack.
         """
-        most = self.memory // _VALUE_SIZE // max(1, copies)
-        if has_more_msgpack_values(part, most):
+        max_values = self.memory // _VALUE_SIZE // max(1, copies)
+        if has_more_msgpack_values(part, max_values):
             raise self.make_error()
 
     def take_text(self, characters: int) -> None:

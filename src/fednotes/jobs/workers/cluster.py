@@ -381,13 +381,14 @@ def require_fitting_node(node: str, description: Mapping[str, Any]) -> None:
             "reaches its ports can run code on it and read the notes: start the "
             f"cluster again with RAY_AUTH_MODE=token ({_PAGE})"
         )
-    for package, here in list_package_versions().items():
-        there = description["versions"].get(package, "")
-        if there != here:
+    for package, own_version in list_package_versions().items():
+        node_version = description["versions"].get(package, "")
+        if node_version != own_version:
             raise ConfigError(
-                f"the Ray node {node} has {package} {there or '(not installed)'}, but "
-                f"this process {here or '(not installed)'}: install the same versions "
-                "on all nodes"
+                f"the Ray node {node} has {package} "
+                f"{node_version or '(not installed)'}, but this process "
+                f"{own_version or '(not installed)'}: install the same versions on all "
+                "nodes"
             )
     if description["missing"]:
         folder = Path(description["missing"][0])
