@@ -958,6 +958,19 @@ def test_the_report_lists_what_to_try(untrained_run: Path, tmp_path: Path) -> No
     assert "What to try" not in page
 
 
+def test_a_job_with_a_name_too_long_for_a_file_is_diagnosed(
+    untrained_run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(untrained_run, copy)
+    record = json.loads((copy / "job.json").read_text("utf-8"))
+    del record["command"]
+    record["job"] = 1000 * "a"
+    (copy / "job.json").write_text(json.dumps(record), encoding="utf-8")
+    page = fn.write_report(copy, tmp_path / "report.html").read_text("utf-8")
+    assert "What to try" in page
+
+
 @pytest.mark.parametrize(
     ("file", "path", "value"),
     [

@@ -159,7 +159,8 @@ def load_table(
         ConfigError: There is no such job, or its file cannot be read.
     """
     path = require_path(name, "a job's file, name or table")
-    if not path.is_file():
+    # Unlike Path.is_file, this is False if the name is too long for a path.
+    if not os.path.isfile(path):
         known = list_built_in_jobs()
         if str(name) not in known:
             remedy = "give the path of a job file, or a built-in job such as demo"
