@@ -172,6 +172,20 @@ def test_more_types_than_the_parameters_can_predict_are_refused(
         load_model(tmp_path / "m")
 
 
+@pytest.mark.parametrize("name", ["", "Drug", "\ud800"])
+def test_a_type_that_no_prediction_could_name_is_refused(
+    name: str, saved: Path, tmp_path: Path
+) -> None:
+    """It has no name, that of another type, or one that UTF-8 cannot encode."""
+    shutil.copytree(saved, tmp_path / "m")
+    file = tmp_path / "m" / "tagger.json"
+    facts = json.loads(file.read_text())
+    facts["tagset"]["types"] = ["Drug", name]
+    file.write_text(json.dumps(facts))
+    with pytest.raises(ModelError, match="the name of an entity type is empty, occurs"):
+        load_model(tmp_path / "m")
+
+
 @pytest.mark.parametrize("name", [2**63, None, ["Drug"]])
 def test_a_type_that_is_no_text_is_refused(
     name: Any, saved: Path, tmp_path: Path

@@ -232,6 +232,9 @@ def damage(path: Path, kind: str) -> None:
         changes: dict[str, Any] = {
             "labels": {"id2label": {i: f"LABEL_{i}" for i in range(5)}},
             "no names": {"id2label": dict(enumerate((3, "B-a", "I-a", "B-b", "I-b")))},
+            "half a character": {
+                "id2label": dict(enumerate(("O", "B-\ud800", "I-\ud800", "B-b", "I-b")))
+            },
             "twice": {"id2label": dict(enumerate(("O", "B-a", "I-a", "B-a", "I-b")))},
             "no outside": {
                 "id2label": dict(enumerate(("B-a", "I-a", "B-b", "I-b", "B-c")))
@@ -256,6 +259,7 @@ DAMAGES = {
     "no tokenizer": r"no tokenizer beside config\.json",
     "labels": "label 'LABEL_0' is not a tag",
     "no names": "label 3 is not a tag",
+    "half a character": "is not a tag",
     "twice": "4 distinct labels, 2 of them entity types, for a classifier of 5 rows",
     "no outside": "one of them O",
     "narrow": "lack 'classifier.weight' and 0 more",

@@ -121,6 +121,17 @@ class TagSet:
         return replace(self, types=self.types + added)
 
 
+def is_type_name(name: str) -> bool:
+    """Return whether a text can be the name of an entity type.
+
+    It is not empty, and can be written in UTF-8, which a lone surrogate cannot.
+    """
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class PublicNotes:
     """Texts that anybody may read; all sites of a job have the same ones.

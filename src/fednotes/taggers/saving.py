@@ -53,7 +53,7 @@ from fednotes.core.settings import (
 )
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import find_device
-from fednotes.core.types import TagSet
+from fednotes.core.types import TagSet, is_type_name
 from fednotes.encoders.reading import READING
 from fednotes.encoders.vectors import WordVectors
 from fednotes.taggers.model import Kind, Model, ModelConfig, SavesItself
@@ -498,6 +498,11 @@ def _read_specification(
         if not all(isinstance(name, str) for name in types):
             raise ModelError(
                 f"{file}: damaged (the name of an entity type is not a string)"
+            )
+        if len(set(types)) < len(types) or not all(map(is_type_name, types)):
+            raise ModelError(
+                f"{file}: damaged (the name of an entity type is empty, occurs twice "
+                "or has characters that UTF-8 cannot encode)"
             )
         # Models of earlier versions have flat mentions.
         overlaps = tagset.get("overlaps", False)

@@ -56,7 +56,7 @@ from fednotes.core.numbers import (
 from fednotes.core.parsing import as_mapping, read_json
 from fednotes.core.settings import LocalFile, build, checked
 from fednotes.core.tensors import find_device, seeding_layer
-from fednotes.core.types import Document, Scheme, TagSet
+from fednotes.core.types import Document, Scheme, TagSet, is_type_name
 from fednotes.data.batches import Unit, encode_corpus
 from fednotes.encoders.adapters import Changed, LoRA, find_linears
 from fednotes.encoders.pretrained import (
@@ -772,7 +772,8 @@ def derive_tagset(
         if label == "O":
             continue
         prefix, dash, name = str(label).partition("-")
-        if prefix not in ("B", "I", "E", "S") or not dash or not name:
+        is_prefix = prefix in ("B", "I", "E", "S") and bool(dash)
+        if not is_prefix or not is_type_name(name):
             raise ModelError(
                 f"{directory}: its label {label!r} is not a tag; O, B-…, I-… (E-…, "
                 "S-…) are needed: correct id2label in config.json, if the model was "
