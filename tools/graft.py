@@ -881,7 +881,7 @@ def graft(
         and (out.is_file() or any(out.iterdir()))
     ):
         raise ConfigError(
-            f"{out}: has other files than those of a graft: give a new folder"
+            f"{out}: has files that do not belong to a graft: give a new folder"
         )
     directory = find_encoder_directory(str(encoder))
     bert, tokenizer = _open_bert(directory)

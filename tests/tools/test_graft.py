@@ -370,7 +370,7 @@ def test_the_command_writes_a_folder_and_replaces_only_its_own(
     for arguments, message in (
         (
             (tmp_path, "--encoder", bert, "--text", notes),
-            "has other files than those of a graft",
+            "has files that do not belong to a graft",
         ),
         ((out, "--encoder", tmp_path / "x", "--text", notes), "no such directory"),
         ((out, "--encoder", bert, "--text", tmp_path / "x"), "no such file"),

@@ -1490,7 +1490,11 @@ def test_objects_that_a_run_needs_arrive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "problem"),
     [
-        ("nvflare.private.admin_defs.Message", {"data": {"get_header": 1}}, "other"),
+        (
+            "nvflare.private.admin_defs.Message",
+            {"data": {"get_header": 1}},
+            "unexpected attributes",
+        ),
         ("nvflare.private.admin_defs.Message", 7, "unexpected attributes"),
         (
             "nvflare.fuel.utils.fobs.datum.DatumRef",
@@ -1506,7 +1510,7 @@ def test_objects_that_a_run_needs_arrive(tmp_path: Path) -> None:
         ("x" * 10_000, {}, "x{40}.{0,50}, which no run needs"),
     ],
 )
-def test_an_object_with_other_content_than_a_runs_is_refused(
+def test_an_object_with_unexpected_content_is_refused(
     name: Any, data: Any, problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
