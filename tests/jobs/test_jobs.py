@@ -145,6 +145,11 @@ def test_the_title_of_a_job_defaults_to_its_name() -> None:
             {"synthetic": None, "sites": {"Pooled": {"path": "x"}}},
             r"already used \('pooled'",
         ),
+        # It would replace the row of the means in tables.
+        (
+            {"synthetic": None, "sites": {"mean": {"path": "x"}}},
+            r"already used \('mean'",
+        ),
         (
             {
                 "synthetic": None,

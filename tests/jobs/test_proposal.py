@@ -89,6 +89,7 @@ def note(path: Path, label: str = "Drug", word: str = "aspir") -> None:
         (["deep/er/x.conll"], ["deep"], {"er": ["path"]}),
         (["an odd näme/x.conll"], ["an odd näme"], {"an-odd-n-me": ["path"]}),
         (["pooled/x.conll"], ["pooled"], {"pooled-site": ["path"]}),
+        (["Mean/x.conll"], ["Mean"], {"Mean-site": ["path"]}),
     ],
 )
 def test_sites_are_recognised_in_paths(

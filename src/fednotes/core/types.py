@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 POOLED = "pooled"  # the name of the site that holds the notes of all sites
+# Names that no site of a job may have: tables have a row "mean" after the sites' rows.
+RESERVED_SITE_NAMES = frozenset({POOLED, "mean"})
 Scheme = Literal["BIO", "BIOES", "IO"]
 Offsets = tuple[tuple[int, int], ...]  # (start, end) of stretches of a text
 

@@ -39,7 +39,7 @@ from fednotes.core.settings import (
     require_path,
     require_variables,
 )
-from fednotes.core.types import POOLED
+from fednotes.core.types import RESERVED_SITE_NAMES
 from fednotes.jobs import kinds
 from fednotes.jobs.built_in_jobs import list_built_in_jobs
 from fednotes.jobs.job import (
@@ -631,7 +631,7 @@ class _TableReader:
             )
         sites: dict[str, Any] = {}
         # Each site has a folder, and some file systems ignore the case of names.
-        used_names = {POOLED.lower(): POOLED}
+        used_names = {name: name for name in RESERVED_SITE_NAMES}
         for name, values in self.table["sites"].items():
             place = f"{self.where} [sites.{name}]"
             _require_site_name(name, used_names, place)

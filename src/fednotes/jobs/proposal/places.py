@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from fednotes.core.databases import is_address
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.types import POOLED
+from fednotes.core.types import RESERVED_SITE_NAMES
 from fednotes.data.encodings import reading_as
 from fednotes.data.formats import examine, guess_format
 from fednotes.data.formats.files import remove_packed_suffix
@@ -438,7 +438,7 @@ def _make_site_name(path: Path) -> str:
     """Return a name that a job allows for the site of a path."""
     name = path.name.split(".")[0] if path.suffix else path.name
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:_MAX_NAME]
-    if name.lower() == POOLED:
+    if name.lower() in RESERVED_SITE_NAMES:
         return f"{name}-site"
     return name or "site"
 
@@ -469,7 +469,7 @@ def _require_distinct(names: Sequence[str]) -> None:
     """Raise ConfigError if two sites have the same name, ignoring case."""
     lowered = [name.lower() for name in names]
     for name in names:
-        if lowered.count(name.lower()) > 1 or name.lower() == POOLED:
+        if lowered.count(name.lower()) > 1 or name.lower() in RESERVED_SITE_NAMES:
             raise ConfigError(
                 f"the site name {name!r} is taken: choose the names yourself, as in "
                 "mercy=PATH"
