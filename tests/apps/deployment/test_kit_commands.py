@@ -167,9 +167,11 @@ def test_a_kit_that_was_changed_on_its_way_runs_no_code(
         "local/custom/a.py",
         "startup/a__resources.json",
         "local/b.conf",
+        # The process of a job that the server starts would import from this folder.
+        f"00000000-0000-0000-0000-000000000000/app_{name}/custom/sitecustomize.py",
     ):
         path = kit / added_file
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.touch()
         with pytest.raises(ConfigError, match="could run code from it: ask for a new"):
             prepare(kit)

@@ -26,7 +26,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -983,11 +983,16 @@ ORDERED_JOB = "01234567-89ab-cdef-0123-456789abcdef"
 
 
 def order(
-    topic: str, body: Any = b"", jobs: int = 0, running: tuple[str, ...] = ()
+    topic: str,
+    body: Any = b"",
+    jobs: int = 0,
+    running: tuple[str, ...] = (),
+    facts: Any = MappingProxyType({"job_id": ORDERED_JOB}),
 ) -> tuple[str, bool]:
     """Give a site an order; return the answer, and whether NVFlare got it.
 
-    jobs: how many run at the site. running: the ids of further ones.
+    jobs: how many run at the site. running: the ids of further ones. facts: those of
+    the job in the order.
     """
     inner = Recorded(topic)
     processors = ClientRequestProcessors.request_processors
@@ -998,6 +1003,7 @@ def order(
         (checked,) = ClientRequestProcessors.request_processors
         message = Order(topic, body)
         message.set_header("job_id", ORDERED_JOB)
+        message.set_header("job_meta", facts)
         answer = checked.process(message, engine)
     assert ClientRequestProcessors.request_processors is processors
     return str(answer.body), bool(inner.orders)
@@ -1124,6 +1130,17 @@ def test_a_running_job_is_not_replaced() -> None:
     answer, is_unpacked = order("train.deploy", body, running=(ORDERED_JOB,))
     assert answer == "the job is already running"
     assert not is_unpacked
+
+
+@pytest.mark.parametrize("topic", ["train.deploy", "train.start_job"])
+@pytest.mark.parametrize("facts", [{"job_id": "another"}, {}, None, ["job_id"]])
+def test_the_facts_of_an_order_name_its_job(topic: str, facts: Any) -> None:
+    """NVFlare lets the job's process import from the folder of the job in the facts."""
+    body = packed(("config/job.json", b"{}"))
+    assert order(topic, body)[1]
+    answer, is_passed_on = order(topic, body, facts=facts)
+    assert answer == "the facts of the job name another job"
+    assert not is_passed_on
 
 
 def test_a_job_starts_only_after_it_is_unpacked() -> None:

@@ -77,13 +77,18 @@ from fednotes.apps.deployment.nvflare.trust import (
 )
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError, RefusedError, needs
+from fednotes.core.parsing import as_mapping
 
 with needs("nvflare", "deploy"):
     from cryptography.x509 import load_pem_x509_certificate
     from nvflare.apis.client import Client
     from nvflare.apis.event_type import EventType
     from nvflare.apis.fl_component import FLComponent
-    from nvflare.apis.fl_constant import ReservedTopic, ServerCommandNames
+    from nvflare.apis.fl_constant import (
+        JobConstants,
+        ReservedTopic,
+        ServerCommandNames,
+    )
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.job_def import JobMetaKey
     from nvflare.apis.shareable import Shareable
@@ -947,7 +952,8 @@ class _OrderCheck(RequestProcessor):
     finds that the job may have none. A process that started at this moment would run
     the code. A job with code is therefore not unpacked, and a job that is running, or
     about to start, is not replaced: otherwise, its process could read a job other than
-    the one whose signature it has checked.
+    the one whose signature it has checked. NVFlare also lets the process import from
+    the folder of the job that the facts of the order name, which must be the same job.
 
     Args:
         inner: NVFlare's processor of the order.
@@ -984,7 +990,10 @@ class _OrderCheck(RequestProcessor):
             running_jobs = app_ctx.get_all_job_ids()
             problem = ""
             is_deployment = req.topic == TrainingTopic.DEPLOY
-            if is_deployment and job in running_jobs:
+            facts = as_mapping(req.get_header(RequestHeader.JOB_META))
+            if facts.get(JobConstants.JOB_ID) != job:
+                problem = "the facts of the job name another job"
+            elif is_deployment and job in running_jobs:
                 problem = "the job is already running"
             elif is_deployment:
                 problem = _find_fault(req.body)

@@ -41,6 +41,9 @@ REWRITTEN_FILES = ("local/resources.json", "local/log_config.json", COMM_FILE)
 _CODE_FOLDERS = ("startup", "local", f"{WATCH}/startup", f"{WATCH}/local")
 # Endings of other files there: keys, certificates, and a file that is being written.
 _OTHER_SUFFIXES = (".key", ".crt", ".pem", ".tmp")
+# What NVFlare lets the process of a job import. A job has no code, so the folder, which
+# NVFlare creates, is empty.
+_CODE_OF_JOBS = "*/app_*/custom/*"
 # At the server, these rules are its owner's. Each site has its own.
 _SERVER_RULES = "local/authorization.json"
 HEARTBEAT_SECONDS = 5.0  # between two heartbeats of a site's processes
@@ -262,7 +265,8 @@ def restore_kit_files(kit: Path, facts: Kit) -> None:
         ConfigError: The kit has further files, from which NVFlare could load code.
     """
     files = build_kit_files(facts, kit)
-    for path in (path for folder in _CODE_FOLDERS for path in kit.glob(f"{folder}/*")):
+    patterns = [*(f"{folder}/*" for folder in _CODE_FOLDERS), _CODE_OF_JOBS]
+    for path in (path for pattern in patterns for path in kit.glob(pattern)):
         is_known = path.relative_to(kit).as_posix() in files
         if not is_known and (path.is_dir() or path.suffix not in _OTHER_SUFFIXES):
             raise ConfigError(
