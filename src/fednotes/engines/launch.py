@@ -17,6 +17,10 @@ from fednotes.privacy.secure_sum.crypto import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
 OUTCOME_FILE = "outcome.json"  # in the run's state folder
+# A kit's own files beside the state folders of runs, whose names no run can have.
+STATE_FILES = frozenset(
+    {"contact.json", "place", "problem.json", "second.json", "sites.json"}
+)
 # Environment variables that name the main functions, as "module:function".
 SERVER_MAIN = "FEDNOTES_SERVER_MAIN"
 SITE_MAIN = "FEDNOTES_SITE_MAIN"
@@ -77,7 +81,7 @@ def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
         raise ConfigError(
             f"{JOB_FILE} of job {job_id}: not the declaration of a job"
         ) from error
-    if run != Path(run).name or run in ("", ".", ".."):
+    if run != Path(run).name or run in ("", ".", "..") or run.lower() in STATE_FILES:
         raise ConfigError(f"{JOB_FILE} of job {job_id}: {run!r} cannot name a run")
     folder = app.parent / "fednotes"
     create_private_folder(folder)

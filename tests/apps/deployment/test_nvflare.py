@@ -392,11 +392,16 @@ def test_a_submitted_job_contains_only_its_declaration(tmp_path: Path) -> None:
         "r1",
     )
     assert setup.state == tmp_path / "kit" / "state" / "r1"
-    (app / "config" / "job.json").write_text(
-        '{"run": "../x", "sites": [], "min_sites": 1, "job": {}}'
-    )
-    with pytest.raises(ConfigError, match="cannot name a run"):
-        launch.read_setup(app, tmp_path / "kit", "a", "id")
+    for run in ("../x", "place"):
+        (app / "config" / "job.json").write_text(
+            f'{{"run": "{run}", "sites": [], "min_sites": 1, "job": {{}}}}'
+        )
+        with pytest.raises(ConfigError, match="cannot name a run"):
+            launch.read_setup(app, tmp_path / "kit", "a", "id")
+    with pytest.raises(ConfigError, match="beside the states of runs: choose another"):
+        kit_files.write_job_folder(
+            tmp_path, job, run="place", sites=["b", "a"], min_sites=2
+        )
     with pytest.raises(ConfigError, match="min_sites = 3 of 2 sites: expected 1 to 2"):
         kit_files.write_job_folder(
             tmp_path, job, run="r1", sites=["b", "a"], min_sites=3
@@ -1051,6 +1056,7 @@ def test_the_server_accepts_the_job_that_the_admins_program_writes(
         ({"name": "../../elsewhere"}, "name"),
         ({"name": ["a"]}, "name"),
         ({"name": "a\n"}, "name"),
+        ({"name": "sites.json"}, "name"),
         ({"name": None}, "name"),
         ({"resource_spec": {"h1": {"num_gpus": 1}}}, "resource_spec"),
         ({"min_clients": "2"}, "min_clients"),

@@ -19,13 +19,17 @@ pytest.importorskip("nvflare")
 from clock import Clock
 from time_limits import processor_time_below
 
-from fednotes.apps.deployment.nvflare.kit import order_submissions
+from fednotes.apps.deployment.absence import SITES_FILE
+from fednotes.apps.deployment.nvflare.kit import can_name_run, order_submissions
 from fednotes.apps.deployment.nvflare.presence import (
+    SALT_FILE,
+    SECOND_FILE,
     Contact,
     Liveness,
     hash_kit_location,
 )
 from fednotes.apps.deployment.nvflare.processes import (
+    CONTACT_FILE,
     LastContact,
     is_connected,
     read_contact,
@@ -39,8 +43,13 @@ from fednotes.apps.deployment.nvflare.watch import (
     Watch,
     choose_step,
 )
-from fednotes.apps.deployment.problems import read_last_problem, record_line
+from fednotes.apps.deployment.problems import (
+    PROBLEM_FILE,
+    read_last_problem,
+    record_line,
+)
 from fednotes.core.store import write_json, write_text
+from fednotes.engines.launch import STATE_FILES
 
 ALL = frozenset({"h1", "h2"})
 
@@ -166,6 +175,7 @@ def test_a_clock_that_was_set_back_causes_no_resubmission(
 @pytest.mark.parametrize(
     "facts",
     [
+        {"name": "sites.json"},
         {"name": "../../elsewhere/run"},
         {"name": "{folder}/elsewhere/run"},
         {"name": ".."},
@@ -203,6 +213,19 @@ def test_the_facts_of_a_job_lead_to_no_other_folder_and_stop_no_watch(
     assert server.orders == [("resubmit", "j1")]
     assert list(tmp_path.iterdir()) == [tmp_path / "kit"]
     assert list((tmp_path / "kit").iterdir()) == [state]
+
+
+def test_no_run_has_the_name_of_a_file_beside_the_states_of_runs() -> None:
+    files = {
+        CONTACT_FILE,
+        PROBLEM_FILE,
+        SALT_FILE,
+        SECOND_FILE,
+        Path("state", SITES_FILE),
+    }
+    assert {Path("state", name) for name in STATE_FILES} == files
+    assert not can_name_run("Sites.json")
+    assert can_name_run("sites")
 
 
 def test_submissions_are_ordered_even_with_missing_or_cyclic_links() -> None:

@@ -64,11 +64,10 @@ from typing import Annotated, Any, ClassVar
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from annotated_types import MaxLen
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from fednotes.apps.deployment.nvflare.certificates import list_owner_names
-from fednotes.apps.deployment.nvflare.kit import INSIDE
-from fednotes.apps.deployment.nvflare.kit import NAME as RUN_NAME
+from fednotes.apps.deployment.nvflare.kit import INSIDE, can_name_run
 from fednotes.apps.deployment.nvflare.processes import JOB_ID, KIT_VARIABLE
 from fednotes.apps.deployment.nvflare.trust import (
     Trust,
@@ -454,6 +453,13 @@ def outlive_reported_failures() -> None:
     JobRunner.is_client_outcome_pending = _note_ended_process
 
 
+def _require_run_name(name: str) -> str:
+    """Return a name; raise ValueError unless it can be that of a run."""
+    if not can_name_run(name):
+        raise ValueError("no run can have this name")
+    return name
+
+
 class _SubmittedFacts(BaseModel):
     """The facts of a job in its `meta.json`, as `kit.write_job_folder` writes them.
 
@@ -467,7 +473,7 @@ class _SubmittedFacts(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: Annotated[str, StringConstraints(pattern=f"^{RUN_NAME.pattern}$")]
+    name: Annotated[str, AfterValidator(_require_run_name)]
     resource_spec: Annotated[dict[str, Any], MaxLen(0)]
     min_clients: int
     deploy_map: dict[str, list[str]]

@@ -24,6 +24,7 @@ from fednotes.core.parsing import (
     read_shipped_table,
 )
 from fednotes.core.store import write_folder, write_json
+from fednotes.engines.launch import STATE_FILES
 
 SERVER = "server"
 SITE = "site"
@@ -100,6 +101,14 @@ def _suggest_kit(missing: Path) -> str:
     except OSError:
         kits = []
     return suggest_name(missing, map(str, kits), fallback="give the folder of a kit")
+
+
+def can_name_run(name: str) -> bool:
+    """Return whether a text can be the name of a run, and of the folder of its state.
+
+    The folder must not take the place of a file of the kit.
+    """
+    return bool(NAME.fullmatch(name)) and name.lower() not in STATE_FILES
 
 
 def order_submissions(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -184,7 +193,7 @@ class _SubmissionOrder:
 def _make_name_safe(job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the facts of a submission, with a name that can be that of a run."""
     name = job.get("name")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not can_name_run(name):
         name = str(job["job_id"])
     return {**job, "name": name, "status": str(job.get("status") or "")}
 
@@ -317,6 +326,11 @@ def write_job_folder(
     """
     if not NAME.fullmatch(run):
         raise ConfigError(f"run {run!r}: use letters, digits, '_', '.' and '-' only")
+    if not can_name_run(run):
+        raise ConfigError(
+            f"run {run!r}: a kit has a file of this name beside the states of runs: "
+            "choose another name"
+        )
     if len(set(sites)) != len(sites):
         raise ConfigError(f"sites {', '.join(sites)}: each must be named once")
     if not 1 <= min_sites <= len(sites):
