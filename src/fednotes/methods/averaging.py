@@ -873,7 +873,7 @@ class AveragingSite(SiteTasks):
         for parts in self._iterate_batches(cycle):
             loss += self._step(parts, start, is_warm_up=is_warm_up)  # [bert cycle]
             examples += sum(part.examples for part in parts)
-        epochs = max(1, int(self._averaging.local_epochs))
+        epochs = math.ceil(self._averaging.local_epochs)
         metrics = {
             "loss": scale_sum(loss, examples, self.count_step, epochs),
             "examples": float(round_count(examples, self.count_step, epochs)),

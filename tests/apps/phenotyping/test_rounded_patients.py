@@ -60,3 +60,16 @@ def test_numbers_of_pairs_follow_from_rounded_numbers_of_patients() -> None:
         assert {number % (times * STEP) for number in of_classifiers} == {0}
         outputs = len(site.code_learner.outputs)
         assert {number % (outputs * STEP) for number in held_out} == {0}
+
+
+def test_a_part_of_an_epoch_counts_as_another_epoch() -> None:
+    """In steps, 1.5 times the exact number would be finer than the number in steps."""
+    settings = config_of(local_epochs=1.5)
+    engine, _ = run(calibrated_case(settings), count_step=STEP)
+    numbers = {
+        sent.metrics["examples"]
+        for _, task, sent in engine.sent
+        if task == "train" and "patients" not in sent.tensors
+    }
+    assert numbers
+    assert {number % (2 * STEP) for number in numbers} == {0}
