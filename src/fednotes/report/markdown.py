@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+
+from fednotes.core.cleaning import clean
+
+# What begins a tag, a comment or an instruction of HTML.
+_HTML = re.compile(r"<(?=[A-Za-z/!?])")
 
 
 def format_markdown_table(
@@ -22,6 +28,14 @@ def format_markdown_table(
     return "\n".join(lines)
 
 
+def escape_names(text: str) -> str:
+    """Return text on one line in which names can neither end a cell nor begin a tag.
+
+    Other signs of Markdown stay, such as those of a footnote.
+    """
+    return _HTML.sub(r"\\<", clean(text, None)).replace("|", r"\|")
+
+
 def _format_line(cells: Sequence[str]) -> str:
     """Return a row of a table in Markdown."""
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(escape_names, cells))} |"

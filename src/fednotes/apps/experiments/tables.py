@@ -8,7 +8,7 @@ from typing import Any
 from fednotes.apps.experiments.grid_runs import HELD_OUT
 from fednotes.jobs.left_out_table import LeftOutCell, make_left_out_table
 from fednotes.metrics.paired_tests import FEWEST_SEEDS
-from fednotes.report.markdown import format_markdown_table
+from fednotes.report.markdown import escape_names, format_markdown_table
 
 Table = Mapping[str, Any]  # the content of results.json
 TableRow = Mapping[str, Any]  # one row and condition of a table
@@ -78,7 +78,7 @@ def _list_left_out_tables(table: Table) -> Iterator[str]:
         )
         yield (
             f"{row['label']}, at a site that took no part: strict F1 in percent; types "
-            f"that are scored: {scores.types_in_words}."
+            f"that are scored: {escape_names(scores.types_in_words)}."
         )
         rows = [
             [name, *(_format_left_out_cell(cell) for cell in cells)]
