@@ -651,6 +651,7 @@ class SiteKind:
         source_placeholder: Values of [sites.NAME] that stand for the location of the
             notes in a process that does not read them.
         tables: Tables of a job file that only jobs on this kind of data have.
+        model_keys: Keys of [model] on which it depends how a site's notes are read.
         read_tables: Reads these tables. Takes all tables of the job, the tables of the
             method's preset, and the job's name in messages.
         collect_tables: Returns the values of these tables by table name: instances of
@@ -704,6 +705,7 @@ class SiteKind:
     source_keys: tuple[str, ...]
     source_placeholder: Mapping[str, str]
     tables: Mapping[str, ConfigTable | ListsTable] = field(default_factory=dict)
+    model_keys: tuple[str, ...] = ()
     read_tables: Callable[[Mapping[str, Any], Mapping[str, Any], str], KindTables] = (
         _read_no_tables
     )

@@ -9,8 +9,11 @@ import pytest
 from applications import needs_app
 from tiny_jobs import JOB, SITES, corpus
 
+import fednotes as fn
 from fednotes.apps.experiments.grid_runs import GridRun
+from fednotes.apps.experiments.planning import Rehearsal
 from fednotes.core.errors import DataError
+from fednotes.jobs.job_file import parse_job
 
 HEAD = """\
 title = "Tiny"
@@ -138,3 +141,36 @@ def test_missing_notes_for_comparing_attention_are_refused_before_any_run(
     with pytest.raises(DataError, match="absent: no such file or folder of notes"):
         rehearsed.table(HEAD.format(base="real", more=more))
     assert rehearsed.executed == []
+
+
+def test_jobs_that_read_the_same_notes_differently_share_no_data(
+    bert: Path, tmp_path: Path
+) -> None:
+    """Only the representation differs: vectors of notes, or the words themselves."""
+    needs_app("phenotyping")
+    (tmp_path / "notes.csv").write_text(
+        "patient,text\n" + "".join(f"p{n},asthma {n}\n" for n in range(10))
+    )
+    (tmp_path / "judged.csv").write_text(
+        "patient,asthma\n" + "".join(f"p{n},{n % 2}\n" for n in range(10))
+    )
+
+    def make_job(model: dict[str, Any]) -> fn.Job:
+        files = {"notes": "notes.csv", "labels": "judged.csv"}
+        table = {
+            "method": "phenotype",
+            "sites": {"mercy": files, "harbour": files},
+            "text": {"encoder": str(bert)},
+            "model": model,
+        }
+        return parse_job(table, "tiny", tmp_path, "tiny")
+
+    rehearsal = Rehearsal()
+    vectors = make_job({"representation": "none"})
+    words = make_job({"representation": "attention"})
+    digests = [
+        job.kind.fingerprint(rehearsal.load(job).data[0])
+        for job in (vectors, words, vectors)
+    ]
+    assert digests[0] == digests[2] != digests[1]
+    assert digests[1] == words.kind.fingerprint(Rehearsal().load(words).data[0])

@@ -41,7 +41,8 @@ from fednotes.jobs.parts import list_parts
 from fednotes.jobs.run_folder import find_changed_site, has_record
 
 _JOBS_IN_MEMORY = 2  # so that rows over one corpus read it only once
-# Keys of a job that do not change the data of its sites.
+# Keys of a job that do not change the data of its sites, apart from the `model_keys` of
+# their kind.
 _NOT_DATA = {
     "training",
     "model",
@@ -139,7 +140,7 @@ class Rehearsal:
     def try_job(self, job: Job) -> str:
         """Return why a job cannot run; "" if it can."""
         try:
-            sites = self._load(job)
+            sites = self.load(job)
             config = job.module.configure(job.config, sites.data)
             rehearse(job, list_parts(job, sites, config))
         except FednotesError as error:
@@ -155,7 +156,7 @@ class Rehearsal:
         if not has_record(folder):
             return ""
         try:
-            sites = self._load(job)
+            sites = self.load(job)
         except FednotesError:
             return ""
         changed = find_changed_site(folder, job, sites.data)
@@ -168,11 +169,13 @@ class Rehearsal:
             "`out`"
         )
 
-    def _load(self, job: Job) -> Sites:
+    def load(self, job: Job) -> Sites:
         """Return a job's data, which is read once for jobs with the same data."""
         table = {key: value for key, value in job.table.items() if key not in _NOT_DATA}
+        all_model_keys = job.table.get("model", {})
+        model = {key: all_model_keys.get(key) for key in job.kind.model_keys}
         key = json.dumps(
-            [job.data, str(job.folder), table], sort_keys=True, default=str
+            [job.data, str(job.folder), table, model], sort_keys=True, default=str
         )
         if key not in self._sites:
             while len(self._sites) >= _JOBS_IN_MEMORY:

@@ -637,6 +637,7 @@ KIND = SiteKind(
     synthetic_config=SyntheticPatientsConfig,
     load=load_patient_sites,
     fingerprint=compute_site_fingerprint,
+    model_keys=("representation",),
     tabulate_counts=make_count_tables,
     source_keys=("notes", "concepts", "labels"),
     source_placeholder={"notes": "notes", "codes": "codes", "codes_format": "table"},
