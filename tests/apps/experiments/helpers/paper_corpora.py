@@ -416,6 +416,7 @@ def write_public(folder: Path) -> None:
         )
     write_vectors(folder / "vectors" / "glove.twitter.27B.25d.12k.txt", 25)
     write_codiesp(folder / "codiesp")
+    write_disease_ontology(folder / "disease_ontology" / "HumanDO.obo")
 
 
 def write_pubtator(path: Path, first: int, number: int) -> None:
@@ -462,6 +463,16 @@ def write_codiesp(folder: Path) -> None:
             ]
         (folder / part / f"{part}D.tsv").write_text("\n".join(rows) + "\n")
         (folder / part / f"{part}P.tsv").write_text(f"{part}0\tbw03zzz\n")
+
+
+def write_disease_ontology(path: Path) -> None:
+    """Write the diseases and effects of the notes as terms of an ontology."""
+    path.parent.mkdir(parents=True)
+    blocks = ["format-version: 1.2"]
+    for number, term in enumerate((*DISEASES, *EFFECTS), 1):
+        concept = f"xref: UMLS_CUI:C{number:07d}"
+        blocks.append(f"[Term]\nid: DOID:{number:07d}\nname: {term}\n{concept}")
+    path.write_text("\n\n".join(blocks) + "\n")
 
 
 def write_all(folder: Path) -> dict[str, str]:
