@@ -180,7 +180,7 @@ def test_an_error_names_a_damaged_folder(tmp_path: Path) -> None:
     older = json.dumps(json.loads(facts.read_text()) | {"format": 1}).encode()
     for path, changed, message in (
         (tensors, complete[:-1] + bytes([complete[-1] ^ 1]), "damaged"),
-        (facts, older, r"m: format 1, .* reads 2"),
+        (facts, older, r"m: has format 1, .* reads 2"),
         (facts, b"{", "not a readable"),
     ):
         before = path.read_bytes()
@@ -341,7 +341,7 @@ def test_a_description_of_a_huge_model_is_refused_before_it_is_built(
     with pytest.raises(ModelError, match=f"^{folder}: ") as error:
         load_phenotyper(folder)
     assert re.search(
-        "over [0-9,]+ numbers|4 classifiers, but 0 columns", str(error.value)
+        "over [0-9,]+ values|4 classifiers, but 0 columns", str(error.value)
     )
 
 
