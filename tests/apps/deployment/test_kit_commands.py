@@ -163,21 +163,28 @@ def test_a_kit_that_was_changed_on_its_way_runs_no_code(
     assert [path.read_text() for path in files] == before
     assert len(files) == 1 + (name == "server")
 
+    # The process of a job that the server starts would import from this folder.
+    job_code = f"00000000-0000-0000-0000-000000000000/app_{name}/custom"
     for added_file in (
         "local/custom/a.py",
         "startup/a__resources.json",
         "local/b.conf",
-        # The process of a job that the server starts would import from this folder.
-        f"00000000-0000-0000-0000-000000000000/app_{name}/custom/sitecustomize.py",
+        f"{job_code}/sitecustomize.py",
+        f"{job_code}/.__nvfl_sig.json/a.py",
     ):
         path = kit / added_file
+        is_new_folder = not path.parent.exists()
         path.parent.mkdir(exist_ok=True, parents=True)
         path.touch()
         with pytest.raises(ConfigError, match="could run code from it: ask for a new"):
             prepare(kit)
         path.unlink()
-        if path.parent.name == "custom":
+        if is_new_folder:
             path.parent.rmdir()
+        prepare(kit)
+    # NVFlare writes this file there, and a kit must start again after a kill.
+    (kit / job_code).mkdir(exist_ok=True)
+    (kit / job_code / ".__nvfl_sig.json").touch()
     prepare(kit)
 
 

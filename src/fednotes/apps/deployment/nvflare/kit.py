@@ -42,9 +42,10 @@ REWRITTEN_FILES = ("local/resources.json", "local/log_config.json", COMM_FILE)
 _CODE_FOLDERS = ("startup", "local", f"{WATCH}/startup", f"{WATCH}/local")
 # Endings of other files there: keys, certificates, and a file that is being written.
 _OTHER_SUFFIXES = (".key", ".crt", ".pem", ".tmp")
-# What NVFlare lets the process of a job import. A job has no code, so the folder, which
-# NVFlare creates, is empty.
+# What NVFlare lets the process of a job import. A job has no code, so in this folder,
+# which NVFlare creates, there is at most the file with NVFlare's signatures.
 _CODE_OF_JOBS = "*/app_*/custom/*"
+_SIGNATURE_FILE = ".__nvfl_sig.json"
 # At the server, these rules are its owner's. Each site has its own.
 _SERVER_RULES = "local/authorization.json"
 HEARTBEAT_SECONDS = 5.0  # between two heartbeats of a site's processes
@@ -277,7 +278,8 @@ def restore_kit_files(kit: Path, facts: Kit) -> None:
     patterns = [*(f"{folder}/*" for folder in _CODE_FOLDERS), _CODE_OF_JOBS]
     for path in (path for pattern in patterns for path in kit.glob(pattern)):
         is_known = path.relative_to(kit).as_posix() in files
-        if not is_known and (path.is_dir() or path.suffix not in _OTHER_SUFFIXES):
+        is_data = path.suffix in _OTHER_SUFFIXES or path.name == _SIGNATURE_FILE
+        if not is_known and (path.is_dir() or not is_data):
             raise ConfigError(
                 f"{path}: not a file of a kit, and NVFlare could run code from it: ask "
                 "for a new kit, over a channel that you trust"
