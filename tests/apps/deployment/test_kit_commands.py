@@ -163,14 +163,10 @@ def test_a_kit_that_was_changed_on_its_way_runs_no_code(
     assert [path.read_text() for path in files] == before
     assert len(files) == 1 + (name == "server")
 
-    # The process of a job that the server starts would import from this folder.
-    job_code = f"00000000-0000-0000-0000-000000000000/app_{name}/custom"
     for added_file in (
         "local/custom/a.py",
         "startup/a__resources.json",
         "local/b.conf",
-        f"{job_code}/sitecustomize.py",
-        f"{job_code}/.__nvfl_sig.json/a.py",
     ):
         path = kit / added_file
         is_new_folder = not path.parent.exists()
@@ -182,10 +178,40 @@ def test_a_kit_that_was_changed_on_its_way_runs_no_code(
         if is_new_folder:
             path.parent.rmdir()
         prepare(kit)
-    # NVFlare writes this file there, and a kit must start again after a kill.
-    (kit / job_code).mkdir(exist_ok=True)
-    (kit / job_code / ".__nvfl_sig.json").touch()
-    prepare(kit)
+
+
+@pytest.mark.usefixtures("process_options")
+@pytest.mark.parametrize("name", ["server", "h1"])
+def test_the_code_of_jobs_is_deleted_before_a_kit_starts(
+    kits: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """The process of a job would import it. NVFlare's signatures stay for its check."""
+    kit = kits[name]
+    code = kit / "00000000-0000-0000-0000-000000000000" / f"app_{name}" / "custom"
+    code.mkdir(parents=True)
+    (code / "package").mkdir()
+    for added_file in ("sitecustomize.py", "package/__init__.py", ".__nvfl_sig.json"):
+        (code / added_file).touch()
+    (code / "linked.py").symlink_to(tmp_path / "outside.py")
+    (tmp_path / "outside.py").touch()
+    processes._prepare(kit)
+    assert [path.name for path in code.iterdir()] == [".__nvfl_sig.json"]
+    assert (tmp_path / "outside.py").exists()
+
+
+@pytest.mark.usefixtures("process_options")
+def test_nothing_outside_a_kit_is_deleted(
+    kits: dict[str, Path], tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a.py").touch()
+    job = kits["h1"] / "00000000-0000-0000-0000-000000000000" / "app_h1"
+    job.mkdir(parents=True)
+    (job / "custom").symlink_to(outside)
+    with pytest.raises(ConfigError, match="could run code from it"):
+        processes._prepare(kits["h1"])
+    assert (outside / "a.py").exists()
 
 
 def test_a_site_permits_no_code_whatever_its_kit_says(kits: dict[str, Path]) -> None:

@@ -7,6 +7,7 @@ classes that a job may name.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -271,23 +272,46 @@ def restore_kit_files(kit: Path, facts: Kit) -> None:
     after they were moved, or if an earlier version created them. A kit that somebody
     changed on its way to its owner cannot run code.
 
+    The code of jobs is deleted: the server unpacks a job before it refuses its code,
+    and must start again afterwards.
+
     Raises:
         ConfigError: The kit has further files, from which NVFlare could load code.
     """
     files = build_kit_files(facts, kit)
-    patterns = [*(f"{folder}/*" for folder in _CODE_FOLDERS), _CODE_OF_JOBS]
-    for path in (path for pattern in patterns for path in kit.glob(pattern)):
+    for path in (path for folder in _CODE_FOLDERS for path in kit.glob(f"{folder}/*")):
         is_known = path.relative_to(kit).as_posix() in files
-        is_data = path.suffix in _OTHER_SUFFIXES or path.name == _SIGNATURE_FILE
-        if not is_known and (path.is_dir() or not is_data):
-            raise ConfigError(
-                f"{path}: not a file of a kit, and NVFlare could run code from it: ask "
-                "for a new kit, over a channel that you trust"
-            )
+        if not is_known and (path.is_dir() or path.suffix not in _OTHER_SUFFIXES):
+            raise _make_code_error(path)
+    for path in kit.glob(_CODE_OF_JOBS):
+        _delete_code(path, kit)
     for name, table in files.items():
         is_of_owner = facts.role == SERVER and name == _SERVER_RULES
         if not is_of_owner and read_json_table(kit / name) != table:
             write_json(kit / name, table)
+
+
+def _delete_code(path: Path, kit: Path) -> None:
+    """Delete a file or folder of a job's code, but not NVFlare's signatures.
+
+    Raises:
+        ConfigError: The path leads out of the kit by a link, so it is not deleted.
+    """
+    folder = path.parent
+    if folder.resolve() != kit.resolve() / folder.relative_to(kit):
+        raise _make_code_error(path)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif path.name != _SIGNATURE_FILE:
+        path.unlink()
+
+
+def _make_code_error(path: Path) -> ConfigError:
+    """Return the error about a file or folder that no kit has."""
+    return ConfigError(
+        f"{path}: not a file of a kit, and NVFlare could run code from it: ask for a "
+        "new kit, over a channel that you trust"
+    )
 
 
 def _fill_in(value: Any, words: Mapping[str, Any]) -> Any:
