@@ -18,8 +18,8 @@ from __future__ import annotations
 import argparse
 import re
 import statistics
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,9 @@ from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifier
+
+sys.path.append(str(Path(__file__).resolve().parent / "helpers"))
+from turns import measure_in_turns
 
 PAGE = Path(__file__).parents[1] / "docs" / "use.md"
 TURNS = 3
@@ -86,20 +89,18 @@ def piped(
 def measure_speeds(
     documents: Sequence[Document], programs: Mapping[str, Annotate]
 ) -> dict[str, list[float]]:
-    """Print the F1 and the speed of programs; return sentences per second of each turn.
-
-    The programs run in turns, so that other work on the machine affects all of them.
-    """
+    """Print the F1 and the speed of programs; return sentences per second of each turn."""
     sentences = sum(len(split_sentences(document)) for document in documents)
-    annotated = {name: annotate(documents) for name, annotate in programs.items()}
-    speeds: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(TURNS):
-        for name, annotate in programs.items():
-            start = time.process_time()
-            annotate(documents)
-            speeds[name].append(sentences / (time.process_time() - start))
+    seconds = measure_in_turns(
+        {name: partial(annotate, documents) for name, annotate in programs.items()},
+        TURNS,
+    )
+    speeds = {
+        name: [sentences / value for value in values]
+        for name, values in seconds.items()
+    }
     for name, values in speeds.items():
-        scores = SpanCounts.of(documents, annotated[name]).scores()
+        scores = SpanCounts.of(documents, programs[name](documents)).scores()
         f1 = " ".join(
             f"{kind}={100 * scores[kind]['f1']:.1f}" for kind in ("strict", "relaxed")
         )

@@ -32,8 +32,10 @@ from fednotes.data.split import make_sentence_documents
 from fednotes.data.synthetic import generate
 from fednotes.metrics.spans import SpanCounts
 
+sys.path.append(str(Path(__file__).resolve().parent / "helpers"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 from scratch import scratch
+from turns import measure_in_turns
 
 ONE_BY_ONE = 300  # number of test sentences that are read one at a time
 LIGHT = {
@@ -184,18 +186,16 @@ def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
 def measured(
     runs: dict[str, tuple[Found, int]], texts: Sequence[str], repeats: int
 ) -> dict[str, float]:
-    """Return the median sentences per second of each program.
-
-    They run in turns, so that other load on the machine affects all of them.
-    """
-    rates: dict[str, list[float]] = {label: [] for label in runs}
-    for repeat in range(repeats + 1):
-        for label, (find, count) in runs.items():
-            start = time.perf_counter()
-            list(find(texts[:count]))
-            if repeat:  # the first repeat warms up
-                rates[label].append(count / (time.perf_counter() - start))
-    return {label: statistics.median(durations) for label, durations in rates.items()}
+    """Return the median sentences per second of each program, in wall-clock time."""
+    programs = {
+        label: lambda find=find, count=count: list(find(texts[:count]))
+        for label, (find, count) in runs.items()
+    }
+    seconds = measure_in_turns(programs, repeats, time.perf_counter)
+    return {
+        label: statistics.median(count / value for value in seconds[label])
+        for label, (_, count) in runs.items()
+    }
 
 
 if __name__ == "__main__":

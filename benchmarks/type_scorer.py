@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,6 +31,9 @@ from fednotes.taggers.model import Model
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
 from fednotes.taggers.type_scorer import TypeScorer, TypeScorerConfig
+
+sys.path.append(str(Path(__file__).resolve().parent / "helpers"))
+from turns import measure_in_turns
 
 MENTIONS_PER_SENTENCE = 2
 NUM_TRIED = 32
@@ -105,26 +110,22 @@ def main() -> None:
         "type scorer": build_scorer(tagset, sentences),
         "token classifier": build_classifier(tagset, sentences),
     }
-    speeds: dict[str, list[float]] = {name: [] for name in models}
-    mentions = {}
-    for repeat in range(options.repeats + 1):
-        for name, model in models.items():
-            start = time.process_time()
-            documents = model.predict(sentences)
-            seconds = time.process_time() - start
-            mentions[name] = sum(len(document.spans) for document in documents)
-            if repeat:  # the first repeat warms up
-                speeds[name].append(len(sentences) / seconds)
+    seconds = measure_in_turns(
+        {name: partial(model.predict, sentences) for name, model in models.items()},
+        options.repeats,
+    )
     print(f"{options.types} types, {len(sentences)} sentences")
-    for name, values in speeds.items():
+    for name, model in models.items():
+        speeds = [len(sentences) / value for value in seconds[name]]
+        mentions = sum(len(document.spans) for document in model.predict(sentences))
         print(
-            f"{name:17} {statistics.median(values):6.0f} sentences/s "
-            f"({min(values):.0f} to {max(values):.0f}), {mentions[name]} mentions"
+            f"{name:17} {statistics.median(speeds):6.0f} sentences/s "
+            f"({min(speeds):.0f} to {max(speeds):.0f}), {mentions} mentions"
         )
     ratio = statistics.median(
-        ours / other
+        other / ours
         for ours, other in zip(
-            speeds["type scorer"], speeds["token classifier"], strict=True
+            seconds["type scorer"], seconds["token classifier"], strict=True
         )
     )
     print(f"type-scorer ratio={ratio:.2f} against the token classifier")
